@@ -1,0 +1,99 @@
+"""How values become what a store keeps, and back."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from .values import shown
+
+Encoded = TypeVar("Encoded")
+
+NESTING = 500
+"""How deep `JsonCodec` lets a value nest: what one thread or Python can write, all can read."""
+
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+class CheckpointCodec(Protocol[Encoded]):
+    """A round trip: `decode(encode(v)) == v` for whatever steps return.
+
+    Deterministic too: equal values of equal types encode equal. Either direction may raise;
+    stores turn that into an error that names the workflow and the key.
+    """
+
+    def encode(self, value: object, /) -> Encoded: ...
+
+    def decode(self, encoded: Encoded, /) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCodec:
+    """The standard library's `json`, keys sorted, NaN and infinities refused.
+
+    A tuple comes back a list and an `int` key as text, on the first pass as on every later
+    one. `TypeError` or `ValueError` for what JSON cannot hold: keys that do not sort together
+    (`1` beside `"1"` would become one), and more than `NESTING` levels, among others.
+    """
+
+    def encode(self, value: object, /) -> str:
+        text = json.dumps(value, sort_keys=True, allow_nan=False)
+        if text.count("[") + text.count("{") > NESTING and _depth(text) > NESTING:
+            raise ValueError(f"nested more than {NESTING} levels deep")
+        return text
+
+    def decode(self, encoded: str, /) -> object:
+        return json.loads(encoded)
+
+
+JSON = JsonCodec()
+"""The shared instance, every store's default."""
+
+
+def encoded(
+    codec: CheckpointCodec[Encoded], workflow: str, key: str, value: object
+) -> tuple[Encoded, object]:
+    """The encoding of `value` and what it decodes to, before anything is written (C16, C19).
+
+    `TypeError` or `ValueError`, naming the workflow, the key and the type, when either
+    direction fails: what cannot be read back is not stored.
+    """
+    try:
+        encoding = codec.encode(value)
+        return encoding, codec.decode(encoding)
+    except Exception as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"workflow {shown(workflow)}, key {shown(key)}: a value of type "
+            f"{type(value).__qualname__} cannot be stored: {_reason(error)}"
+        ) from error
+
+
+def decoded(codec: CheckpointCodec[Encoded], workflow: str, key: str, encoding: Encoded) -> object:
+    """What a store holds under `key`, or a `ValueError` naming the workflow and the key."""
+    try:
+        return codec.decode(encoding)
+    except Exception as error:
+        raise ValueError(
+            f"workflow {shown(workflow)}, key {shown(key)}: what is stored cannot be decoded: "
+            f"{_reason(error)}"
+        ) from error
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for token in _STRING_OR_BRACKET.findall(text):
+        if token in ("[", "{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif token in ("]", "}"):
+            depth -= 1
+    return deepest
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    return str(error) or type(error).__name__

@@ -1,0 +1,47 @@
+"""Durations: a whole count of milliseconds, and the check every duration goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Milliseconds:
+    """A whole count of milliseconds, for interfaces that take no finer one."""
+
+    count: int
+
+    @property
+    def duration(self) -> timedelta:
+        """The same length as a `timedelta`."""
+        return self.count * _MILLISECOND
+
+    @classmethod
+    def of(cls, duration: timedelta) -> Milliseconds:
+        """`duration` as a count; `ValueError` when it is not a whole number of them."""
+        count, rest = divmod(duration, _MILLISECOND)
+        if rest:
+            raise ValueError(f"{duration!r} is not a whole number of milliseconds")
+        return cls(count)
+
+
+def check_duration(name: str, duration: timedelta) -> None:
+    """`ValueError` naming `name` when `duration` is not positive, `TypeError` for no duration."""
+    _check_timedelta(name, duration)
+    if duration <= timedelta(0):
+        raise ValueError(f"{name} must be positive, not {duration!r}")
+
+
+def check_wait(name: str, duration: timedelta) -> None:
+    """`ValueError` naming `name` when `duration` is negative: a wait may be zero."""
+    _check_timedelta(name, duration)
+    if duration < timedelta(0):
+        raise ValueError(f"{name} must not be negative, not {duration!r}")
+
+
+def _check_timedelta(name: str, duration: object) -> None:
+    if not isinstance(duration, timedelta):
+        raise TypeError(f"{name} must be a timedelta, not {type(duration).__name__}")

@@ -1,0 +1,77 @@
+"""How long to wait before trying again, and asking a store until it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TypeVar
+
+from .interfaces import Scheduler
+
+T = TypeVar("T")
+
+FIRST = timedelta(seconds=1)
+CAP = timedelta(minutes=5)
+JITTER = 0.2
+
+STORE_FIRST = timedelta(milliseconds=100)
+STORE_CAP = timedelta(seconds=30)
+
+logger = logging.getLogger(__name__)
+
+
+def pause_after(attempts: int, first: timedelta = FIRST, cap: timedelta = CAP) -> timedelta:
+    """The pause after the `attempts`-th failure in a row: doubling up to `cap`, give or take 20 %.
+
+    The jitter keeps what failed together from coming back together.
+    """
+    doublings = min(attempts - 1, 30)
+    jitter: float = random.uniform(1 - JITTER, 1 + JITTER)
+    return min(first * 2.0**doublings, cap) * jitter
+
+
+def is_permanent(scheduler: Scheduler, error: Exception) -> bool:
+    """Whether the store says that `error` will not go away by itself.
+
+    A store that cannot tell is asked again: ending a worker over an outage is the worse mistake.
+    """
+    permanent = getattr(scheduler, "permanent", None)
+    return permanent is not None and bool(permanent(error))
+
+
+async def persist(
+    scheduler: Scheduler,
+    call: Callable[[], Awaitable[T]],
+    doing: str,
+    *,
+    patience: timedelta | None = None,
+) -> T:
+    """`call()` until the store answers, logging each refusal and pausing longer after each.
+
+    A permanent error is raised at once, and so is the one that outlasts `patience`.
+    """
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    attempts = 0
+    while True:
+        try:
+            return await call()
+        except Exception as error:
+            attempts += 1
+            spent = loop.time() - started
+            if is_permanent(scheduler, error):
+                raise
+            if patience is not None and spent >= patience.total_seconds():
+                raise
+            pause = pause_after(attempts, STORE_FIRST, STORE_CAP)
+            logger.warning(
+                "the store refused %s (attempt %d), asking again in %.1f s: %r",
+                doing,
+                attempts,
+                pause.total_seconds(),
+                error,
+            )
+        await asyncio.sleep(pause.total_seconds())

@@ -1,0 +1,93 @@
+"""The values stores and runners hand each other, and the shape of an inbox key."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+LEASE = timedelta(minutes=1)
+"""How long a delivery stays its taker's, and how long a claim outlives a sign of life."""
+
+BUDGET = timedelta(minutes=5)
+"""How long one pass may hold its workflow unless it asks for more."""
+
+INBOX = "inbox:"
+"""The prefix of the keys that stores give to messages."""
+
+INBOX_DIGITS = 20
+"""How many digits follow `INBOX`: as many as sort every 64-bit position as text."""
+
+INBOX_SUPPLIED = 2**62
+"""Every position `supply` accepts lies below this one (C18)."""
+
+INBOX_COUNTED = 3 * 2**61
+"""Positions from here on are no store's numbering: malformed, whoever wrote them (C18).
+
+Half as far again as `supply` reaches, so that no supplied key leaves `append` without room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The right to run one pass: `token` rises with every claim on `workflow` (C3)."""
+
+    workflow: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the store holds after a `record`: its decoded value, and whether this call won.
+
+    `first` is true when what is stored is this caller's encoding, a tie included.
+    """
+
+    value: object
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A record's decoded value and the store's moment of the winning write (aware, UTC)."""
+
+    value: object
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One inbox message and the key the store filed it under."""
+
+    key: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One wakeup taken and not yet answered for; `receipt` is opaque and never repeats (S8)."""
+
+    workflow: str
+    receipt: str
+
+
+def inbox_key(position: int) -> str:
+    """The inbox key of `position`: keys sort as text as their positions do as numbers."""
+    return f"{INBOX}{position:0{INBOX_DIGITS}d}"
+
+
+def inbox_position(key: str) -> int | None:
+    """The position `key` was made from, or `None` for one that no store's numbering made."""
+    digits = key.removeprefix(INBOX)
+    if len(key) != len(INBOX) + INBOX_DIGITS or not (digits.isascii() and digits.isdigit()):
+        return None
+    position = int(digits)
+    return position if key == inbox_key(position) and position < INBOX_COUNTED else None
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 120
+
+
+def shown(value: object) -> str:
+    """`repr` for an error's text, shortened in the middle: ids may be a megabyte long."""
+    return _SHORT.repr(value)

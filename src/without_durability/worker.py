@@ -1,0 +1,204 @@
+"""The worker: deliveries through a bounded pool of passes, beside a timer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from .attempt import RENEWALS, Attempt, Policy
+from .checks import check_aware
+from .durations import check_duration, check_wait
+from .interfaces import Durable, Effect, Scheduler
+from .retrying import persist
+from .settling import settle
+from .stepwise import Run, now_utc
+from .values import BUDGET, LEASE, Delivery
+
+__all__ = [
+    "BLOCKING",
+    "CONTENDED",
+    "POOL",
+    "RENEWALS",
+    "TICK",
+    "passes",
+    "ready",
+    "waking",
+    "work",
+]
+
+TICK = timedelta(milliseconds=50)
+"""How often the timer asks the scheduler for due sleepers."""
+
+BLOCKING = timedelta(seconds=1)
+"""How long one look for a delivery waits."""
+
+POOL = 20
+"""How many passes run at once."""
+
+CONTENDED = timedelta(seconds=1)
+"""When to look again at a workflow whose claim was refused or lost."""
+
+
+def work(
+    durable: Durable[Effect],
+    body: Callable[[Run[Effect]], Awaitable[object]],
+    *,
+    tick: timedelta = TICK,
+    within: timedelta = BLOCKING,
+    budget: timedelta = BUDGET,
+    contended: timedelta = CONTENDED,
+    limit: int = POOL,
+    now: Callable[[], datetime] = now_utc,
+    stopping: asyncio.Event | None = None,
+) -> Coroutine[Any, Any, None]:
+    """Run passes of `body` over whatever `durable` delivers, until cancelled.
+
+    Cancelling it ends its passes, releases their claims and makes their deliveries visible at
+    once. Setting `stopping` lets the passes in flight finish, takes nothing new, and returns.
+    A body that raises is logged and retried after growing pauses, without delaying others; so
+    is a store's transient refusal. A permanent store error ends the worker with that error.
+    `ValueError` for bad timings from this call itself, before anything is awaited.
+    """
+    check_duration("tick", tick)
+    check_wait("within", within)
+    pool = _Pool(durable, body, limit, durable.scheduler.lease, budget, contended, now)
+    return _working(durable.scheduler, pool, tick, within, now, stopping)
+
+
+def passes(
+    durable: Durable[Effect],
+    body: Callable[[Run[Effect]], Awaitable[object]],
+    limit: int = POOL,
+    *,
+    lease: timedelta = LEASE,
+    budget: timedelta = BUDGET,
+    contended: timedelta = CONTENDED,
+    now: Callable[[], datetime] = now_utc,
+) -> Callable[[AsyncIterable[Delivery]], Coroutine[Any, Any, None]]:
+    """The pool alone: an async function that runs a pass for each delivery it is given.
+
+    It takes a delivery only when one of its `limit` slots is free, and returns once the
+    deliveries have ended and their passes too. `ValueError` for bad timings.
+    """
+    return _Pool(durable, body, limit, lease, budget, contended, now).run
+
+
+async def ready(
+    scheduler: Scheduler, within: timedelta = BLOCKING, idle: timedelta = LEASE
+) -> AsyncGenerator[Delivery, None]:
+    """Deliveries without end: abandoned ones first, then new ones."""
+    while True:
+        delivery = await persist(scheduler, lambda: scheduler.reclaim(idle), "a reclaim")
+        if delivery is None:
+            delivery = await persist(scheduler, lambda: scheduler.next_ready(within), "a take")
+        if delivery is not None:
+            yield delivery
+
+
+def waking(
+    scheduler: Scheduler,
+) -> Callable[[AsyncIterable[datetime]], Coroutine[Any, Any, None]]:
+    """The timer alone: an async function that wakes what is due at each moment it is given."""
+
+    async def wake(moments: AsyncIterable[datetime]) -> None:
+        async for moment in moments:
+            await persist(scheduler, partial(scheduler.wake_due, moment), "a wake-up of sleepers")
+
+    return wake
+
+
+async def _ticks(tick: timedelta, now: Callable[[], datetime]) -> AsyncGenerator[datetime, None]:
+    while True:
+        yield now()
+        await asyncio.sleep(tick.total_seconds())
+
+
+async def _working(
+    scheduler: Scheduler,
+    pool: _Pool,
+    tick: timedelta,
+    within: timedelta,
+    now: Callable[[], datetime],
+    stopping: asyncio.Event | None,
+) -> None:
+    await persist(scheduler, scheduler.prepare, "to be prepared")
+    try:
+        async with (
+            aclosing(ready(scheduler, within, scheduler.lease)) as deliveries,
+            aclosing(_ticks(tick, now)) as moments,
+            asyncio.TaskGroup() as group,
+        ):
+            timer = group.create_task(waking(scheduler)(moments))
+            await pool.run(deliveries, stopping)
+            timer.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+class _Pool:
+    """At most `limit` attempts at once."""
+
+    def __init__(
+        self,
+        durable: Durable[Effect],
+        body: Callable[[Run[Effect]], Awaitable[object]],
+        limit: int,
+        lease: timedelta,
+        budget: timedelta,
+        contended: timedelta,
+        now: Callable[[], datetime],
+    ) -> None:
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit!r}")
+        check_duration("lease", lease)
+        check_duration("budget", budget)
+        check_duration("contended", contended)
+        check_aware("now", now())
+        self._policy = Policy(durable, body, lease, budget, contended, now)
+        self._limit = limit
+        self._attempts: set[Attempt] = set()
+
+    async def run(
+        self, deliveries: AsyncIterable[Delivery], stopping: asyncio.Event | None = None
+    ) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                pulling = group.create_task(self._pull(deliveries, group))
+                if stopping is not None:
+                    stopper = group.create_task(_cancel_once(stopping, pulling))
+                    pulling.add_done_callback(lambda _: stopper.cancel())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            # Cancelled before its first step, an attempt's own task never ran to hand it back.
+            for attempt in tuple(self._attempts):
+                await settle(attempt.abandon)
+
+    async def _pull(self, deliveries: AsyncIterable[Delivery], group: asyncio.TaskGroup) -> None:
+        slots = asyncio.Semaphore(self._limit)
+        pulled = aiter(deliveries)
+        while True:
+            await slots.acquire()
+            try:
+                delivery = await anext(pulled)
+            except StopAsyncIteration:
+                return
+            attempt = Attempt(self._policy, delivery)
+            self._attempts.add(attempt)
+            group.create_task(self._fly(attempt, slots))
+
+    async def _fly(self, attempt: Attempt, slots: asyncio.Semaphore) -> None:
+        try:
+            await attempt.run()
+            self._attempts.discard(attempt)
+        finally:
+            slots.release()
+
+
+async def _cancel_once(event: asyncio.Event, task: asyncio.Task[None]) -> None:
+    await event.wait()
+    task.cancel()

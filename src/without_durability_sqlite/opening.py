@@ -1,0 +1,231 @@
+"""Opening and checking a file: what could not be durable is refused before anything is written."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from without_durability.durations import Milliseconds
+from without_durability.values import shown
+
+from .errors import is_busy, naming, operational_error
+from .thread import DatabaseThread
+
+NEEDED = (3, 35, 0)
+"""The first SQLite with `RETURNING`."""
+
+MEMORY = ":memory:"
+
+JOURNAL_SIZE_LIMIT = 4 * 1024 * 1024
+"""Bytes the write-ahead log comes back to after a burst."""
+
+_LONGEST_TIMEOUT = 2**31 - 1
+
+# Each pragma, what it is set to and what reading it back must answer.
+_PRAGMAS = (
+    ("synchronous", "FULL", 2),
+    ("fullfsync", "ON", 1),
+    ("checkpoint_fullfsync", "ON", 1),
+    ("journal_size_limit", JOURNAL_SIZE_LIMIT, JOURNAL_SIZE_LIMIT),
+)
+
+
+def opened(path: Path | str, timeout: Milliseconds) -> sqlite3.Connection:
+    """A connection to `path` that is durable, or an error that names the path and the reason."""
+    check_sqlite()
+    _check_timeout(timeout)
+    name = _checked_path(path)
+    connection = None
+    try:
+        connection = _connection(name, timeout)
+        _switch_to_wal(connection, name, timeout)
+        _set_pragmas(connection, timeout)
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise naming(name, error) from error
+        raise
+    return connection
+
+
+def check_sqlite() -> None:
+    """`NotSupportedError` for an SQLite that is too old or was built without its mutexes."""
+    if sqlite3.sqlite_version_info < NEEDED:
+        needed = ".".join(map(str, NEEDED))
+        raise sqlite3.NotSupportedError(
+            f"SQLite {needed} or later is needed, and this Python has {sqlite3.sqlite_version}"
+        )
+    if sqlite3.threadsafety == 0:
+        raise sqlite3.NotSupportedError(
+            f"SQLite {sqlite3.sqlite_version} of this Python was built single-threaded: "
+            "a build with threadsafety 1 or 3 is needed, and this one has 0"
+        )
+
+
+def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
+    """The thread that the connection belongs to from now on.
+
+    `ValueError` naming the setting of a connection that no write could be durable on, or that
+    the thread could not use.
+    """
+    try:
+        open_transaction = connection.in_transaction
+    except sqlite3.ProgrammingError as error:
+        raise ValueError(f"the connection is not usable: {error}") from error
+    autocommit = getattr(connection, "autocommit", None)
+    if autocommit is False:
+        raise ValueError("the connection has autocommit=False: writes would wait for a commit")
+    if autocommit is not True and connection.isolation_level is not None:
+        raise ValueError(
+            f"the connection has isolation_level={connection.isolation_level!r}: writes would open "
+            "transactions by themselves; pass isolation_level=None"
+        )
+    if open_transaction:
+        raise ValueError("the connection has a transaction open: in_transaction is True")
+    thread = DatabaseThread(connection)
+    refused = thread.probe()
+    if refused is not None:
+        raise ValueError(
+            f"the connection is bound to one thread: pass check_same_thread=False ({refused})"
+        ) from refused
+    return thread
+
+
+def check_synchronous(connection: sqlite3.Connection) -> None:
+    """`ValueError` for a file whose commits do not wait for the disk."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    (level,) = cursor.execute("PRAGMA synchronous").fetchone()
+    if main_file(connection) and level < 2:
+        raise ValueError(f"the connection has PRAGMA synchronous = {level}: FULL is needed")
+
+
+def main_file(connection: sqlite3.Connection) -> str:
+    """The file behind the connection's main database; empty for one in memory."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    for row in cursor.execute(
+        "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
+    ).fetchall():
+        return os.fsdecode(row[0] or b"")
+    return ""
+
+
+class OpenFile:
+    """The file a connection opened, as its path was then."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._path = main_file(connection)
+        self._identity = self._found()
+
+    def check(self) -> None:
+        """Raise when the path no longer leads to the file that is open: writes would be lost."""
+        if self._found() != self._identity:
+            raise operational_error(
+                f"{self._path} has been deleted or replaced since it was opened: "
+                "nothing written now would be found again",
+                "SQLITE_READONLY_DBMOVED",
+            )
+
+    def _found(self) -> tuple[int, int] | None:
+        if not self._path:  # in memory: there is nothing to lose sight of
+            return None
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+def _check_timeout(timeout: Milliseconds) -> None:
+    if type(timeout) is not Milliseconds or type(timeout.count) is not int:
+        raise TypeError(f"timeout must be whole Milliseconds, not {timeout!r}")
+    if not 0 <= timeout.count <= _LONGEST_TIMEOUT:
+        raise ValueError(f"timeout must lie within 0 and {_LONGEST_TIMEOUT} ms, not {timeout!r}")
+
+
+def _checked_path(path: Path | str) -> str:
+    """The absolute name of `path`, never a URI, once nothing about it is known to be wrong."""
+    if not isinstance(path, (str, Path)):
+        raise TypeError(f"path must be a str or a Path, not {type(path).__name__}")
+    name = os.fspath(path)
+    if not name.strip():
+        raise ValueError("path is blank: name a file, or ':memory:' for a store that forgets")
+    if "\0" in name:
+        raise ValueError(f"path {shown(name)} holds a NUL character")
+    if name == MEMORY:
+        return name
+    name = os.path.abspath(name)
+    folder = os.path.dirname(name)
+    if os.path.isdir(name):
+        raise _cannot_open(name, "it is a folder")
+    if not os.path.isdir(folder):
+        hint = ": ~ is not expanded here" if f"{os.sep}~" in name else ""
+        raise _cannot_open(name, f"the folder {folder} does not exist{hint}")
+    if os.path.exists(name) and not os.access(name, os.R_OK | os.W_OK):
+        raise _cannot_open(name, "the file cannot be read and written (permission denied)")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _cannot_open(
+            name,
+            f"the folder {folder} cannot be written (permission denied), "
+            "and the write-ahead log needs a place in it",
+        )
+    return name
+
+
+def _cannot_open(name: str, reason: str) -> sqlite3.OperationalError:
+    return operational_error(f"cannot open {name}: {reason}", "SQLITE_CANTOPEN")
+
+
+def _connection(name: str, timeout: Milliseconds) -> sqlite3.Connection:
+    seconds = timeout.duration.total_seconds()
+    if sys.version_info >= (3, 12):
+        return sqlite3.connect(name, timeout=seconds, autocommit=True, check_same_thread=False)
+    return sqlite3.connect(name, timeout=seconds, isolation_level=None, check_same_thread=False)
+
+
+def _switch_to_wal(connection: sqlite3.Connection, name: str, timeout: Milliseconds) -> None:
+    """Write-ahead logging, retried within `timeout`.
+
+    The switch needs the file for itself for a moment, and SQLite's own busy wait does not
+    cover it where two connections upgrade at once.
+    """
+    (mode,) = _patiently(
+        lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone(), timeout
+    )
+    if mode != "wal" and name != MEMORY:
+        raise sqlite3.OperationalError(
+            f"journal_mode = WAL was refused and {mode!r} kept: the file system cannot do it "
+            "(a network or shared folder?)"
+        )
+
+
+def _set_pragmas(connection: sqlite3.Connection, timeout: Milliseconds) -> None:
+    for pragma, value, answer in (*_PRAGMAS, ("busy_timeout", timeout.count, timeout.count)):
+        connection.execute(f"PRAGMA {pragma} = {value}")
+        (got,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+        if got != answer:
+            raise sqlite3.OperationalError(
+                f"PRAGMA {pragma} = {value} was refused: it reads back as {got!r}"
+            )
+
+
+def _patiently(
+    call: Callable[[], tuple[str]],
+    timeout: Milliseconds,
+) -> tuple[str]:
+    """`call()`, again and again while another process is in the way, until `timeout` is over."""
+    until = time.monotonic() + timeout.duration.total_seconds()
+    while True:
+        try:
+            return call()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= until:
+                raise
+        time.sleep(random.uniform(0.001, 0.02))

@@ -1,0 +1,30 @@
+"""What one take of a queue row is known by (S8)."""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+
+class Receipt(NamedTuple):
+    """The visibility a take set and a nonce that nobody else will ever hold."""
+
+    visible_at: float
+    nonce: str
+
+    @classmethod
+    def until(cls, visible_at: float) -> Receipt:
+        """A fresh one for a take that lasts until `visible_at`."""
+        return cls(visible_at, secrets.token_hex(8))
+
+    @classmethod
+    def parsed(cls, text: str) -> Receipt:
+        """The receipt behind an opaque text; under one not made here no row ever stands."""
+        visible_at, _, nonce = text.partition(" ")
+        try:
+            return cls(float(visible_at), nonce)
+        except ValueError:
+            return cls(float("nan"), nonce)
+
+    def __str__(self) -> str:
+        return f"{self.visible_at!r} {self.nonce}"

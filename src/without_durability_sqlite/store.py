@@ -1,0 +1,814 @@
+"""Durable workflows in one SQLite file: the connection, and the stores that share it.
+
+```python
+database = connect("workflows.db")
+await migrate(database)
+durable = SqliteDurable(SqliteCheckpointer(database), SqliteScheduler(database))
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self, TypeAlias, TypeVar
+
+from without_durability.checks import (
+    check_aware,
+    check_step_key,
+    check_supplied_key,
+    check_text,
+    fenced,
+)
+from without_durability.codec import JSON, CheckpointCodec, decoded, encoded
+from without_durability.durations import Milliseconds, check_duration, check_wait
+from without_durability.stepwise import now_utc
+from without_durability.values import (
+    INBOX,
+    INBOX_COUNTED,
+    LEASE,
+    Delivery,
+    Entry,
+    Pass,
+    Recorded,
+    Written,
+    inbox_key,
+    inbox_position,
+    shown,
+)
+
+from . import opening, schema
+from .errors import is_permanent
+from .guard import Guard
+from .opening import OpenFile
+from .receipts import Receipt
+from .schema import SCHEMA
+from .thread import PATIENCE, DatabaseThread, Job
+from .transactions import check_not_async, committed, fenced_in, handed_over
+
+__all__ = [
+    "BUSY_TIMEOUT",
+    "POLL",
+    "SCHEMA",
+    "Database",
+    "SqliteCheckpointer",
+    "SqliteDurable",
+    "SqliteEffect",
+    "SqliteScheduler",
+    "connect",
+    "migrate",
+    "transacted",
+]
+
+T = TypeVar("T")
+
+SqliteEffect: TypeAlias = Callable[[sqlite3.Cursor], object]
+"""What `transact` commits with its record: synchronous, and free to touch any table of the file."""
+
+BUSY_TIMEOUT = Milliseconds(5000)
+"""How long a write waits for another process's write lock."""
+
+POLL = timedelta(milliseconds=50)
+"""How often a waiting `next_ready` looks at the queue."""
+
+logger = logging.getLogger("without_durability_sqlite")
+
+# --- records ----------------------------------------------------------------------------------
+# Text is read as bytes: a row that is not UTF-8 then spoils nobody's fetch but its own, and no
+# text_factory of the application matters.
+
+LOAD = """
+SELECT CAST(step AS BLOB), CAST(value AS BLOB), written_at
+FROM workflow_checkpoint WHERE workflow = :workflow ORDER BY seq"""
+
+# No row: nothing is recorded under the key.
+READ = """
+SELECT CAST(value AS BLOB) FROM workflow_checkpoint WHERE workflow = :workflow AND step = :key"""
+
+# No row touched: the key was recorded before, and what is stored stands.
+WRITE = """
+INSERT INTO workflow_checkpoint (workflow, step, value, written_at)
+VALUES (:workflow, :key, :value, :written_at) ON CONFLICT (workflow, step) DO NOTHING"""
+
+# The newest record's moment, and the latest moment from which the clock was once set back.
+LATEST = """
+SELECT coalesce((SELECT written_at FROM workflow_checkpoint ORDER BY seq DESC LIMIT 1), 0),
+       coalesce((SELECT max(clock_ahead) FROM workflow_schema), 0)"""
+
+# The clock was set back: remember from where.
+CLOCK_WAS_SET_BACK = "UPDATE workflow_schema SET clock_ahead = :latest"
+
+LATEST_OF_WORKFLOW = """
+SELECT coalesce(max(written_at), 0) FROM workflow_checkpoint WHERE workflow = :workflow"""
+
+NEXT_SEQ = "SELECT coalesce(max(seq), 0) + 1 FROM workflow_checkpoint"
+
+# The inbox keys a workflow holds, last first, and only those whose position counts.
+INBOX_KEYS = """
+SELECT CAST(step AS BLOB) FROM workflow_checkpoint
+WHERE workflow = :workflow AND step >= :first AND step < :beyond ORDER BY step DESC"""
+
+DISCARD = "DELETE FROM workflow_checkpoint WHERE workflow = :workflow"
+
+# --- claims -----------------------------------------------------------------------------------
+# `seen_at` is the clock's reading when the claim was last written. A reading before it means
+# that the clock was set back since: both deadlines then move back by as much.
+
+_SET_BACK = "max(0, coalesce(seen_at, :now) - :now)"
+_HELD_UNTIL = f"held_until - {_SET_BACK}"
+_ALIVE_UNTIL = f"alive_until - {_SET_BACK}"
+
+# No row: another pass holds the workflow. A token follows time as well as count (C3).
+CLAIM = f"""
+INSERT INTO workflow_claim (workflow, token, held_until, alive_until, alive_for, seen_at)
+VALUES (:workflow, :milliseconds, :now + :budget, :now + min(:budget, :alive), :alive, :now)
+ON CONFLICT (workflow) DO UPDATE SET
+    token = max(token + 1, excluded.token), held_until = excluded.held_until,
+    alive_until = excluded.alive_until, alive_for = excluded.alive_for, seen_at = excluded.seen_at
+WHERE {_ALIVE_UNTIL} <= :now RETURNING token"""
+
+# After a refusal, where the clock was set back: the deadlines as far ahead as they were before.
+CLAMP_CLAIM = f"""
+UPDATE workflow_claim SET held_until = {_HELD_UNTIL},
+    alive_until = min({_ALIVE_UNTIL}, :now + alive_for), seen_at = :now
+WHERE workflow = :workflow AND (seen_at > :now OR alive_until > :now + alive_for)"""
+
+# No row: the holder is not the newest.
+FENCE = "SELECT 1 FROM workflow_claim WHERE workflow = :workflow AND token = :token"
+
+# No row touched: the holder is not the newest. A released claim stays released (C8).
+SIGN_OF_LIFE = f"""
+UPDATE workflow_claim SET held_until = {_HELD_UNTIL},
+    alive_until = min({_HELD_UNTIL}, :now + alive_for), seen_at = :now
+WHERE workflow = :workflow AND token = :token"""
+
+# No row touched: not the newest, or the budget has run out, or released (held until 0).
+RENEW = f"""
+UPDATE workflow_claim SET held_until = {_HELD_UNTIL},
+    alive_until = min({_HELD_UNTIL}, :now + :alive), alive_for = :alive, seen_at = :now
+WHERE workflow = :workflow AND token = :token AND {_HELD_UNTIL} > :now"""
+
+# No row touched: not the newest, or released.
+EXTEND_CLAIM = f"""
+UPDATE workflow_claim SET held_until = max({_HELD_UNTIL}, :now + :budget),
+    alive_until = min(max({_HELD_UNTIL}, :now + :budget), :now + :alive),
+    alive_for = :alive, seen_at = :now
+WHERE workflow = :workflow AND token = :token AND held_until > 0"""
+
+RELEASE = """
+UPDATE workflow_claim SET held_until = 0, alive_until = 0
+WHERE workflow = :workflow AND token = :token"""
+
+RAISE_FENCE = """
+UPDATE workflow_claim
+SET token = max(token + 1, :milliseconds), held_until = 0, alive_until = 0
+WHERE workflow = :workflow"""
+
+# --- queue ------------------------------------------------------------------------------------
+# Queued: visible_at in the past. Sleeping: ahead. Out with a worker: ahead, and `taken`.
+
+# Whether there is anything to take or to clamp: what an idle worker asks, without a lock.
+LOOK = """
+SELECT EXISTS (SELECT 1 FROM workflow_queue
+               WHERE namespace = :namespace AND visible_at <= :now)
+    OR EXISTS (SELECT 1 FROM workflow_queue WHERE namespace = :namespace
+               AND taken IS NOT NULL AND visible_at > :now + taken_for)"""
+
+# Taken rows that lie further ahead than they were taken for: the clock was set back.
+CLAMP_TAKEN = """
+UPDATE workflow_queue SET visible_at = :now + taken_for
+WHERE namespace = :namespace AND taken IS NOT NULL AND visible_at > :now + taken_for"""
+
+# The row visible longest, one lease ahead from here on. No row: nothing is visible.
+TAKE = """
+UPDATE workflow_queue SET visible_at = :until, taken = :nonce, taken_for = :lease
+WHERE namespace = :namespace AND workflow = (
+    SELECT workflow FROM workflow_queue
+    WHERE namespace = :namespace AND visible_at <= :now ORDER BY visible_at LIMIT 1)
+RETURNING CAST(workflow AS BLOB), typeof(workflow) = 'text'"""
+
+# Visible now, or still at the earlier moment it has, under a changed receipt (S10).
+MAKE_READY = """
+INSERT INTO workflow_queue (namespace, workflow, visible_at) VALUES (:namespace, :workflow, :when)
+ON CONFLICT (namespace, workflow) DO UPDATE SET
+    visible_at = min(visible_at, excluded.visible_at), taken = NULL, taken_for = NULL"""
+
+SCHEDULE = """
+INSERT INTO workflow_queue (namespace, workflow, visible_at) VALUES (:namespace, :workflow, :when)
+ON CONFLICT (namespace, workflow) DO UPDATE SET
+    visible_at = excluded.visible_at, taken = NULL, taken_for = NULL"""
+
+# A delivery that is still out under its receipt: the next four touch that row or none.
+_HELD = """namespace = :namespace AND workflow = :workflow
+  AND visible_at = :visible_at AND taken = :nonce"""
+
+HOLDS = f"SELECT 1 FROM workflow_queue WHERE {_HELD}"
+
+EXTEND_DELIVERY = f"""
+UPDATE workflow_queue SET visible_at = :until, taken = :renewed, taken_for = :within
+WHERE {_HELD}"""
+
+SUSPEND = f"""
+UPDATE workflow_queue SET visible_at = :when, taken = NULL, taken_for = NULL WHERE {_HELD}"""
+
+DONE = f"DELETE FROM workflow_queue WHERE {_HELD}"
+
+CANCEL = "DELETE FROM workflow_queue WHERE namespace = :namespace AND workflow = :workflow"
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Database:
+    """A connection and the thread that alone uses it; share one between the stores of a file.
+
+    Holding `guard` keeps every `run`, write and `aclose` out. `clock` gives Unix seconds; it is
+    read after the write lock is held, and no SQL clock is relied on. Usable from one running
+    event loop at a time. `ValueError` naming the setting for a connection no write could be
+    durable on: implicit transactions, bound to one thread, `synchronous` below FULL, closed.
+    """
+
+    connection: sqlite3.Connection
+    guard: asyncio.Lock = field(default_factory=Guard, repr=False, compare=False)
+    _: KW_ONLY
+    clock: Callable[[], float] = field(default=time.time, repr=False, compare=False)
+    _thread: DatabaseThread = field(init=False, repr=False, compare=False)
+    _file: OpenFile = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        thread = opening.thread_of(self.connection)
+        try:
+            opening.check_synchronous(self.connection)
+            if isinstance(self.guard, Guard):
+                self.guard.attach(thread)
+        except BaseException:
+            thread.stop()
+            raise
+        object.__setattr__(self, "_thread", thread)
+        object.__setattr__(self, "_file", OpenFile(self.connection))
+        weakref.finalize(self, thread.discard).atexit = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on the thread, with nobody else on the connection, and return its result.
+
+        A cancelled caller unwinds at once; the connection is let go only when the thread has
+        left it. A transaction left open is rolled back with a `RuntimeError`; an `async` work
+        is a `TypeError`. Also `RuntimeError`: called back from inside a work or an effect, from
+        a second running loop, or in a forked child. `sqlite3.ProgrammingError` once closed.
+        """
+        check_not_async(work)
+
+        def handed(job: Job[T]) -> T:
+            self._file.check()
+            return self._thread.foreign(lambda: handed_over(self.connection, work))
+
+        return await self._performed(handed)
+
+    async def read(self, look: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a look of the store's own, which takes no write lock."""
+        return await self._performed(lambda job: look(self.connection))
+
+    async def write(
+        self,
+        operation: Callable[[sqlite3.Cursor, float], T],
+        undo: Callable[[sqlite3.Cursor, float, T], None] | None = None,
+    ) -> T:
+        """Run `operation(cursor, now)` as one transaction: the lock first, then the clock.
+
+        It begins when it holds the write lock: if its caller was cancelled by then, nothing
+        happens (C17). `undo` gives back what was granted to a caller that never heard of it.
+        """
+
+        def begun(job: Job[T]) -> T:
+            def checked(cursor: sqlite3.Cursor) -> T:
+                job.check_wanted()
+                self._file.check()
+                return operation(cursor, self.clock())
+
+            return committed(self.connection, checked)
+
+        def undone(value: T) -> None:
+            assert undo is not None
+            try:
+                committed(self.connection, lambda cursor: undo(cursor, self.clock(), value))
+            except sqlite3.Error as error:
+                logger.warning("what a cancelled caller was granted waits to lapse: %r", error)
+
+        return await self._performed(begun, undone if undo is not None else None)
+
+    def apply(self, cursor: sqlite3.Cursor, effect: Callable[[sqlite3.Cursor], T]) -> T:
+        """Run somebody's `effect` inside the store's open transaction, which it cannot end."""
+        return self._thread.foreign(lambda: fenced_in(cursor.connection, effect))
+
+    async def aclose(self) -> None:
+        """Wait until nobody is inside, then close on the thread; twice is fine.
+
+        Cancelled while waiting, it leaves the database open. Work that stays inside for more
+        than a second is logged.
+        """
+        self._thread.check_process()
+        if self._thread.closed:
+            return
+        await asyncio.sleep(0)  # let whoever was just cancelled give back what it was granted
+        slow = asyncio.get_running_loop().call_later(PATIENCE, _report_waiting)
+        try:
+            await self._performed(lambda job: job.thread.close())
+        except sqlite3.ProgrammingError:
+            if not self._thread.closed:
+                raise
+        finally:
+            slow.cancel()
+
+    async def _performed(
+        self, work: Callable[[Job[T]], T], undo: Callable[[T], None] | None = None
+    ) -> T:
+        thread, guard = self._thread, self.guard
+        if isinstance(guard, Guard):
+            return await thread.submit(work, undo).result()
+        thread.check_caller()
+        await guard.acquire()
+        try:
+            job = thread.submit(work, undo, guard.release)
+        except BaseException:
+            guard.release()
+            raise
+        return await job.result()
+
+
+def _report_waiting() -> None:
+    logger.warning("aclose waits for work that is still inside the database")
+
+
+def connect(
+    path: Path | str,
+    *,
+    timeout: Milliseconds = BUSY_TIMEOUT,
+    clock: Callable[[], float] = time.time,
+) -> Database:
+    """Open a file, created if it is not there, so that every commit reaches the disk.
+
+    `path` is a plain path, never a URI; `":memory:"` gives a private store that is not durable.
+    `timeout` is how long to wait for other processes' locks, zero included. An error names the
+    path and the reason: `sqlite3.NotSupportedError` (SQLite before 3.35, or single-threaded),
+    `OperationalError`, `DatabaseError` (not a database; untouched), `ValueError`, `TypeError`.
+    """
+    connection = opening.opened(path, timeout)
+    try:
+        return Database(connection, clock=clock)
+    except BaseException:
+        connection.close()
+        raise
+
+
+async def migrate(database: Database) -> None:
+    """Create the tables or bring an older file's up to date, as often and from wherever one likes.
+
+    `sqlite3.NotSupportedError` for a file of a newer schema, `DatabaseError` naming table and
+    columns for one of a shape that no release made.
+    """
+    if not await database.read(schema.is_current):
+        await database.write(lambda cursor, now: schema.bring_up_to_date(cursor))
+
+
+def transacted(connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], T]) -> T:
+    """`work` in a transaction of its own, for an application's use inside `Database.run`.
+
+    Committed when it returns, rolled back when it raises; `work` is held to what `transact`
+    holds an effect to: synchronous, and no beginning or ending of transactions.
+    """
+    return committed(connection, lambda cursor: fenced_in(connection, work))
+
+
+Operation: TypeAlias = Callable[[sqlite3.Cursor, float], T]
+"""A call's part in a transaction: given the cursor and the moment the lock was won."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteCheckpointer:
+    """A `Checkpointer[SqliteEffect]` over a `Database`; see the protocol for each promise."""
+
+    database: Database
+    codec: CheckpointCodec[str] = JSON
+
+    async def load(self, workflow: str) -> dict[str, object]:
+        check_text("workflow", workflow)
+        records = await self.database.read(lambda connection: self._records(connection, workflow))
+        return {key: value for key, value, _ in records}
+
+    async def history(self, workflow: str) -> dict[str, Written]:
+        check_text("workflow", workflow)
+        records = await self.database.read(lambda connection: self._records(connection, workflow))
+        return {key: Written(value, datetime.fromtimestamp(at, UTC)) for key, value, at in records}
+
+    async def claim(self, workflow: str, budget: timedelta, alive: timedelta) -> Pass | None:
+        check_text("workflow", workflow)
+        check_duration("budget", budget)
+        check_duration("alive", alive)
+
+        def operation(cursor: sqlite3.Cursor, now: float) -> Pass | None:
+            asked = {
+                "workflow": workflow,
+                "milliseconds": _milliseconds(now),
+                "budget": budget.total_seconds(),
+                "alive": alive.total_seconds(),
+                "now": now,
+            }
+            for (token,) in cursor.execute(CLAIM, asked).fetchall():
+                return Pass(workflow, token)
+            cursor.execute(CLAMP_CLAIM, asked)
+            return None
+
+        def undo(cursor: sqlite3.Cursor, now: float, holder: Pass | None) -> None:
+            if holder is not None:
+                cursor.execute(RELEASE, _holder(holder))
+
+        return await self.database.write(operation, undo)
+
+    async def extend(self, holder: Pass, budget: timedelta, alive: timedelta) -> bool:
+        check_duration("budget", budget)
+        check_duration("alive", alive)
+        granted = {"budget": budget.total_seconds(), "alive": alive.total_seconds()}
+        return await self.database.write(_touching(EXTEND_CLAIM, _holder(holder) | granted))
+
+    async def renew(self, holder: Pass, alive: timedelta) -> bool:
+        check_duration("alive", alive)
+        granted = {"alive": alive.total_seconds()}
+        return await self.database.write(_touching(RENEW, _holder(holder) | granted))
+
+    async def record(self, holder: Pass, key: str, value: object) -> Recorded:
+        check_step_key(key)
+        asked = _holder(holder)
+        encoding, back = self._encoded(holder.workflow, key, value)
+
+        def operation(cursor: sqlite3.Cursor, now: float) -> str:
+            if not _touched(cursor, SIGN_OF_LIFE, asked | {"now": now}):
+                raise fenced(holder)
+            return _written(cursor, now, holder.workflow, key, encoding)
+
+        stored = await self.database.write(operation)
+        if stored == encoding:
+            return Recorded(back, first=True)
+        return Recorded(decoded(self.codec, holder.workflow, key, stored), first=False)
+
+    async def transact(self, holder: Pass, key: str, effect: SqliteEffect) -> object:
+        check_step_key(key)
+        check_not_async(effect)
+        asked = _holder(holder)
+
+        def operation(cursor: sqlite3.Cursor, now: float) -> object:
+            if not cursor.execute(FENCE, asked).fetchall():
+                raise fenced(holder)
+            recorded = _read(cursor, holder.workflow, key)
+            if recorded is None:
+                result = self.database.apply(cursor, effect)
+                recorded, _ = self._encoded(holder.workflow, key, result)
+                now = self.database.clock()
+                recorded = _written(cursor, now, holder.workflow, key, recorded)
+            if not _touched(cursor, SIGN_OF_LIFE, asked | {"now": now}):
+                raise fenced(holder)
+            return decoded(self.codec, holder.workflow, key, recorded)
+
+        return await self.database.write(operation)
+
+    async def supply(self, workflow: str, key: str, value: object) -> object:
+        stored = await self.database.write(self.supplying(workflow, key, value))
+        return decoded(self.codec, workflow, key, stored)
+
+    def supplying(self, workflow: str, key: str, value: object) -> Operation[str]:
+        """`supply` as part of a transaction; what is stored, encoded."""
+        check_text("workflow", workflow)
+        check_supplied_key(key)
+        encoding, _ = self._encoded(workflow, key, value)
+        return lambda cursor, now: _written(cursor, now, workflow, key, encoding)
+
+    async def append(self, workflow: str, value: object) -> Entry:
+        return await self.database.write(self.appending(workflow, value))
+
+    def appending(self, workflow: str, value: object) -> Operation[Entry]:
+        """`append` as part of a transaction."""
+        check_text("workflow", workflow)
+        encoding, back = self._encoded(workflow, INBOX, value)
+
+        def operation(cursor: sqlite3.Cursor, now: float) -> Entry:
+            key = inbox_key(_next_position(cursor, workflow))
+            _written(cursor, now, workflow, key, encoding)
+            return Entry(key, back)
+
+        return operation
+
+    async def discard(self, workflow: str) -> int:
+        return await self.database.write(self.discarding(workflow))
+
+    def discarding(self, workflow: str) -> Operation[int]:
+        """`discard` as part of a transaction."""
+        check_text("workflow", workflow)
+
+        def operation(cursor: sqlite3.Cursor, now: float) -> int:
+            asked = {"workflow": workflow, "milliseconds": _milliseconds(now)}
+            cursor.execute(RAISE_FENCE, asked)
+            return cursor.execute(DISCARD, asked).rowcount
+
+        return operation
+
+    async def release(self, holder: Pass) -> None:
+        await self.database.write(_touching(RELEASE, _holder(holder)))
+
+    def _records(
+        self, connection: sqlite3.Connection, workflow: str
+    ) -> list[tuple[str, object, float]]:
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        rows = cursor.execute(LOAD, {"workflow": workflow}).fetchall()
+        records = []
+        for raw_key, raw_value, written_at in rows:
+            key = _text(workflow, "a key", raw_key)
+            text = _text(workflow, f"what is stored under {shown(key)}", raw_value)
+            records.append((key, decoded(self.codec, workflow, key, text), written_at))
+        return records
+
+    def _encoded(self, workflow: str, key: str, value: object) -> tuple[str, object]:
+        encoding, back = encoded(self.codec, workflow, key, value)
+        check_text(f"workflow {shown(workflow)}, key {shown(key)}: the codec's encoding", encoding)
+        return encoding, back
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteScheduler:
+    """A `Scheduler` over a `Database`: one row per workflow that has something to wait for.
+
+    A namespace is a queue, not a tenant: ids and records are global to the file. The lease is
+    measured by the database's clock, `wake_at`'s moment by the caller's.
+    """
+
+    database: Database
+    namespace: str = "workflow"
+    lease: timedelta = LEASE
+    poll: timedelta = POLL
+    now: Callable[[], datetime] = now_utc
+    lease_seconds: float = field(init=False, repr=False, compare=False)
+    poll_seconds: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_text("namespace", self.namespace)
+        check_duration("lease", self.lease)
+        check_duration("poll", self.poll)
+        object.__setattr__(self, "lease_seconds", self.lease.total_seconds())
+        object.__setattr__(self, "poll_seconds", self.poll.total_seconds())
+
+    async def prepare(self) -> None:
+        await migrate(self.database)
+
+    async def make_ready(self, workflow: str) -> None:
+        await self.database.write(self.readying(workflow))
+
+    def readying(self, workflow: str) -> Operation[bool]:
+        """`make_ready` as part of a transaction."""
+        asked = self._row(workflow)
+
+        def operation(cursor: sqlite3.Cursor, now: float) -> bool:
+            if self.now is not now_utc:
+                now = _timestamp("now", self.now())
+            return _touched(cursor, MAKE_READY, asked | {"when": now})
+
+        return operation
+
+    async def schedule(self, workflow: str, visible_at: datetime) -> None:
+        """Move the workflow to `visible_at`, whatever its state: an unconditional move (S10)."""
+        when = {"when": _timestamp("visible_at", visible_at)}
+        await self.database.write(_touching(SCHEDULE, self._row(workflow) | when))
+
+    async def wake_at(self, delivery: Delivery, when: datetime) -> None:
+        moment = {"when": _timestamp("when", when)}
+        await self.database.write(_touching(SUSPEND, self._held(delivery) | moment))
+
+    async def wake_due(self, now: datetime) -> tuple[str, ...]:
+        check_aware("now", now)
+        return ()
+
+    async def next_ready(self, within: timedelta) -> Delivery | None:
+        check_wait("within", within)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within.total_seconds()
+        while True:
+            if await self.database.read(self._look):
+                delivery = await self.database.write(self._take, self._put_back)
+                if delivery is not None:
+                    return delivery
+            remaining = deadline - loop.time()
+            if remaining <= 0:
+                return None
+            await asyncio.sleep(min(self.poll_seconds, remaining))
+
+    async def reclaim(self, idle: timedelta) -> Delivery | None:
+        check_wait("idle", idle)
+        return None
+
+    async def extend(self, delivery: Delivery, within: timedelta) -> Delivery:
+        check_duration("within", within)
+        seconds = within.total_seconds()
+        asked = self._held(delivery)
+
+        def operation(cursor: sqlite3.Cursor, now: float) -> Delivery:
+            renewed = Receipt.until(now + seconds)
+            terms = {"until": now + seconds, "renewed": renewed.nonce, "within": seconds}
+            if not _touched(cursor, EXTEND_DELIVERY, asked | terms):
+                return delivery
+            return Delivery(delivery.workflow, str(renewed))
+
+        def undo(cursor: sqlite3.Cursor, now: float, extended: Delivery) -> None:
+            before = {
+                "until": asked["visible_at"],
+                "renewed": asked["nonce"],
+                "within": self.lease_seconds,
+            }
+            cursor.execute(EXTEND_DELIVERY, self._held(extended) | before)
+
+        return await self.database.write(operation, undo)
+
+    async def holds(self, delivery: Delivery) -> bool:
+        """Whether the delivery is still out under its receipt."""
+        asked = self._held(delivery)
+        return await self.database.read(
+            lambda connection: bool(connection.execute(HOLDS, asked).fetchall())
+        )
+
+    async def cancel(self, workflow: str) -> None:
+        await self.database.write(self.cancelling(workflow))
+
+    def cancelling(self, workflow: str) -> Operation[bool]:
+        """`cancel` as part of a transaction."""
+        return _touching(CANCEL, self._row(workflow))
+
+    async def done(self, delivery: Delivery) -> None:
+        await self.database.write(_touching(DONE, self._held(delivery)))
+
+    def permanent(self, error: Exception) -> bool:
+        """Whether an error of this store will not go away by itself."""
+        return is_permanent(error)
+
+    def _row(self, workflow: str) -> dict[str, Any]:
+        check_text("workflow", workflow)
+        return {"namespace": self.namespace, "workflow": workflow}
+
+    def _held(self, delivery: Delivery) -> dict[str, Any]:
+        return self._row(delivery.workflow) | Receipt.parsed(delivery.receipt)._asdict()
+
+    def _look(self, connection: sqlite3.Connection) -> bool:
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        asked = {"namespace": self.namespace, "now": self.database.clock()}
+        return bool(cursor.execute(LOOK, asked).fetchall()[0][0])
+
+    def _take(self, cursor: sqlite3.Cursor, now: float) -> Delivery | None:
+        asked = {
+            "namespace": self.namespace,
+            "now": now,
+            "until": now + self.lease_seconds,
+            "lease": self.lease_seconds,
+        }
+        cursor.execute(CLAMP_TAKEN, asked)
+        while True:
+            receipt = Receipt.until(now + self.lease_seconds)
+            rows = cursor.execute(TAKE, asked | {"nonce": receipt.nonce}).fetchall()
+            if not rows:
+                return None
+            ((raw, is_text),) = rows
+            try:
+                if is_text:
+                    return Delivery(raw.decode(), str(receipt))
+            except UnicodeDecodeError:
+                pass
+            logger.error(
+                "queue %s holds an id that is not text, %s: set aside for a lease",
+                shown(self.namespace),
+                shown(raw),
+            )
+
+    def _put_back(self, cursor: sqlite3.Cursor, now: float, delivery: Delivery | None) -> None:
+        if delivery is not None:
+            cursor.execute(SUSPEND, self._held(delivery) | {"when": now})
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteDurable:
+    """A `Durable[SqliteEffect]` over two stores of one `Database`: each call is one commit (D4).
+
+    `ValueError` when the stores do not share the very same `Database`.
+    """
+
+    checkpointer: SqliteCheckpointer
+    scheduler: SqliteScheduler
+
+    def __post_init__(self) -> None:
+        if self.checkpointer.database is not self.scheduler.database:
+            raise ValueError("the checkpointer and the scheduler must share one database")
+
+    async def arrive(self, workflow: str, key: str, value: object) -> object:
+        check_step_key(key)
+        stored = await self._together(
+            self.checkpointer.supplying(workflow, key, value), self.scheduler.readying(workflow)
+        )
+        return decoded(self.checkpointer.codec, workflow, key, stored)
+
+    async def deliver(self, workflow: str, value: object) -> Entry:
+        return await self._together(
+            self.checkpointer.appending(workflow, value), self.scheduler.readying(workflow)
+        )
+
+    async def delete(self, workflow: str) -> int:
+        return await self._together(
+            self.checkpointer.discarding(workflow), self.scheduler.cancelling(workflow)
+        )
+
+    async def _together(self, first: Operation[T], second: Operation[bool]) -> T:
+        """Both operations in one transaction; what the first returned."""
+
+        def operation(cursor: sqlite3.Cursor, now: float) -> T:
+            value = first(cursor, now)
+            second(cursor, now)
+            return value
+
+        return await self.checkpointer.database.write(operation)
+
+
+def _holder(holder: Pass) -> dict[str, Any]:
+    check_text("workflow", holder.workflow)
+    token = holder.token if type(holder.token) is int and 0 < holder.token < 2**63 else -1
+    return {"workflow": holder.workflow, "token": token}
+
+
+def _milliseconds(now: float) -> int:
+    """The least token of a moment, rounded up: at least the moment itself (C3)."""
+    return math.ceil(now * 1000)
+
+
+def _timestamp(name: str, moment: datetime) -> float:
+    check_aware(name, moment)
+    return moment.timestamp()
+
+
+def _touched(cursor: sqlite3.Cursor, statement: str, asked: dict[str, Any]) -> bool:
+    return cursor.execute(statement, asked).rowcount > 0
+
+
+def _touching(statement: str, asked: dict[str, Any]) -> Operation[bool]:
+    """An operation of one statement: whether it touched a row."""
+    return lambda cursor, now: _touched(cursor, statement, asked | {"now": now})
+
+
+def _text(workflow: str, what: str, raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"workflow {shown(workflow)}: {what} is not UTF-8: {error}") from error
+
+
+def _read(cursor: sqlite3.Cursor, workflow: str, key: str) -> str | None:
+    rows = cursor.execute(READ, {"workflow": workflow, "key": key}).fetchall()
+    return _text(workflow, f"what is stored under {shown(key)}", rows[0][0]) if rows else None
+
+
+def _written(cursor: sqlite3.Cursor, now: float, workflow: str, key: str, encoding: str) -> str:
+    """Write unless the key is recorded; the encoding that is stored, either way."""
+    record = {"workflow": workflow, "key": key, "value": encoding}
+    if _touched(cursor, WRITE, record | {"written_at": _moment(cursor, workflow, now)}):
+        return encoding
+    stored = _read(cursor, workflow, key)
+    assert stored is not None
+    return stored
+
+
+def _moment(cursor: sqlite3.Cursor, workflow: str, now: float) -> float:
+    """What to stamp on a record: `now`, unless the clock was set back since the workflow's last."""
+    ((latest, ahead),) = cursor.execute(LATEST).fetchall()
+    if max(latest, ahead) <= now:
+        return now
+    if latest > ahead:
+        cursor.execute(CLOCK_WAS_SET_BACK, {"latest": latest})
+    own: float
+    ((own,),) = cursor.execute(LATEST_OF_WORKFLOW, {"workflow": workflow}).fetchall()
+    return max(now, own)
+
+
+def _next_position(cursor: sqlite3.Cursor, workflow: str) -> int:
+    """Past the table's highest `seq`, and past every inbox key the workflow holds (C13)."""
+    position: int
+    ((position,),) = cursor.execute(NEXT_SEQ).fetchall()
+    beyond = {"workflow": workflow, "first": inbox_key(0), "beyond": inbox_key(INBOX_COUNTED)}
+    for (raw,) in cursor.execute(INBOX_KEYS, beyond):
+        held = inbox_position(raw.decode(errors="replace"))
+        if held is not None:
+            return max(position, held + 1)
+    return position

@@ -1,0 +1,302 @@
+"""The thread that belongs to a database: every driver call happens on it, one after another.
+
+What waits for it is a future of the caller's loop; what tracks it is no task that could be
+cancelled. `docs/design.md` argues why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import logging
+import os
+import sqlite3
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+PATIENCE = 1.0
+"""Seconds that closing and interpreter exit wait for the thread before they say so."""
+
+GIVING_UP = 2.0
+"""Seconds that interpreter exit gives interrupted work to end before it leaves it behind."""
+
+logger = logging.getLogger("without_durability_sqlite")
+
+_inside: contextvars.ContextVar[Job[Any] | None] = contextvars.ContextVar("_inside", default=None)
+"""The job whose work this context runs in, also in what that work handed to a loop."""
+
+_threads: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
+
+
+class Abandoned(BaseException):
+    """The caller of a job is gone: whatever has not begun shall not happen (C17)."""
+
+
+class Job(Generic[T]):
+    """One piece of work on its way through the thread, and the caller waiting for it.
+
+    `undo` gives back what the work granted, should its caller never hear of it (C17, S9).
+    `after` is called on the loop once the thread has let go, whatever became of the caller.
+    """
+
+    def __init__(
+        self,
+        thread: DatabaseThread,
+        loop: asyncio.AbstractEventLoop,
+        work: Callable[[Job[T]], T],
+        undo: Callable[[T], None] | None,
+        after: Callable[[], None] | None,
+    ) -> None:
+        self.thread = thread
+        self._loop = loop
+        self._work = work
+        self._undo = undo
+        self._after = after
+        self._future: asyncio.Future[None] = loop.create_future()
+        self._context = contextvars.copy_context()
+        self._lock = threading.Lock()
+        self._caller_gone = False
+        self._finished = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def check_wanted(self) -> None:
+        """Raise `Abandoned` when the caller is gone: the last word before an operation begins."""
+        if self._caller_gone:
+            raise Abandoned
+
+    async def result(self) -> T:
+        """What the work returned or raised; a cancelled caller unwinds at once."""
+        try:
+            await self._future
+        except BaseException:  # cancelled, or the loop is closed and this coroutine with it
+            with self._lock:
+                self._caller_gone = True
+                finished = self._finished
+            if finished:
+                self._unheard(self.thread.later)
+            raise
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._value  # type: ignore[no-any-return]
+        finally:
+            self._error = None  # a kept traceback would keep this frame, and it the error
+
+    def perform(self) -> None:
+        """Run the work, on the thread, unless its caller has gone already."""
+        if self.thread.ending:
+            self._error = sqlite3.ProgrammingError("the interpreter is ending")
+        elif not self._caller_gone:
+            try:
+                self._value = self._context.run(self._marked)
+            except Abandoned:
+                pass
+            except BaseException as error:
+                self._error = error
+        with self._lock:
+            self._finished = True
+            caller_gone = self._caller_gone
+        if caller_gone or not self._told(self._deliver):
+            self._unheard(lambda undo: undo())
+        if self._after is not None and not self._told(self._after):
+            self._after()
+
+    def _told(self, callback: Callable[..., object], *arguments: object) -> bool:
+        """Have the loop call back; `False` when it is closed, and nobody waits any more."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            return False
+        return True
+
+    def _marked(self) -> T:
+        _inside.set(self)
+        return self._work(self)
+
+    def _deliver(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    def _unheard(self, run: Callable[[Callable[[], None]], None]) -> None:
+        """The work is done and its caller will never hear of it: undo it, or report its error."""
+        error, self._error = self._error, None
+        if error is None:
+            undo, value = self._undo, self._value
+            if undo is not None and value is not None:
+                run(lambda: undo(value))
+            return
+        report = {"message": "database work failed after its caller had gone", "exception": error}
+        if not self._told(self._loop.call_exception_handler, report):
+            logger.error("database work failed after its event loop had closed", exc_info=error)
+
+
+class Hold:
+    """The thread kept idle for somebody who uses the connection directly, until `released`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.released = threading.Event()
+
+
+class DatabaseThread:
+    """A daemon thread that performs jobs in the order they were put, until it is closed."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.busy = False
+        self.closed = False
+        self.ending = False
+        self.hold: Hold | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._foreign = False
+        # The thread's own frame refers to the connection: in a forked child that frame is never
+        # unwound, so that the child's exit closes nothing of the parent's.
+        self._thread = threading.Thread(
+            target=self._serve, args=(connection,), name="without_durability_sqlite", daemon=True
+        )
+        self._thread.start()
+        _threads.add(self)
+
+    def check_caller(self) -> asyncio.AbstractEventLoop:
+        """The running loop, if it may use the thread now; `RuntimeError` saying why it may not."""
+        self.check_process()
+        job = _inside.get()
+        if job is not None and job.thread is self and not job.finished:
+            raise RuntimeError(
+                "called back into the database from inside work that it is running: "
+                "that would wait for itself"
+            )
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            bound = self._loop
+            if bound is not loop and bound is not None and bound.is_running():
+                raise RuntimeError(
+                    "this database is in use by another running event loop: give each its own"
+                )
+            self._loop = loop
+        return loop
+
+    def check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this database was opened by another process: connect again after a fork"
+            )
+
+    def submit(
+        self,
+        work: Callable[[Job[T]], T],
+        undo: Callable[[T], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> Job[T]:
+        """Put work in line for the running loop; await the job's `result`."""
+        job = Job(self, self.check_caller(), work, undo, after)
+        with self._lock:
+            if self.closed:
+                raise sqlite3.ProgrammingError("the database is closed")
+            self._jobs.put(job.perform)
+        return job
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Run a call that nobody waits for, after what is in line."""
+        self._jobs.put(call)
+
+    def probe(self) -> sqlite3.Error | None:
+        """What the driver says to being called from the thread, before anything is in line."""
+        answers: SimpleQueue[sqlite3.Error | None] = SimpleQueue()
+
+        def touch() -> None:
+            try:
+                self.connection.cursor().close()
+            except sqlite3.Error as error:
+                self.closed = True
+                answers.put(error)
+            else:
+                answers.put(None)
+
+        self.later(touch)
+        return answers.get()
+
+    def foreign(self, call: Callable[[], T]) -> T:
+        """Run somebody else's code on the thread: interpreter exit may interrupt its SQL."""
+        with self._lock:
+            self._foreign = True
+        try:
+            return call()
+        finally:
+            with self._lock:
+                self._foreign = False
+
+    def stop(self) -> None:
+        """Let the thread end and leave the connection to whoever handed it over."""
+        self.closed = True
+        self.later(lambda: None)
+
+    def close(self) -> None:
+        """Close the connection, on the thread, and let the thread end."""
+        with self._lock:
+            self.closed = True
+        self.connection.close()
+
+    def discard(self) -> None:
+        """Close once what is in line is done: nobody refers to the database any more."""
+        if os.getpid() == self._pid and not self.closed:
+            warnings.warn("a database was dropped without aclose()", ResourceWarning, stacklevel=2)
+            self.later(self.close)
+
+    def _serve(self, connection: sqlite3.Connection) -> None:
+        while not (self.closed and self._jobs.empty()):
+            call = self._jobs.get()
+            self.busy = True
+            call()
+            del call  # a finished job must not live on until the next one comes
+            if self.hold is not None:
+                self._wait_for(self.hold)
+                self.hold = None
+            self.busy = False
+
+    def _wait_for(self, hold: Hold) -> None:
+        while not hold.released.wait(0.05):
+            if self.ending or not hold.loop.is_running():
+                return
+
+    def end(self) -> None:
+        """Interpreter exit: close, and wait for others' work only so long."""
+        if os.getpid() != self._pid or not self._thread.is_alive():
+            return
+        self.ending = True  # what has not begun has no caller left
+        self.later(self.close)
+        self._thread.join(PATIENCE)
+        if not self._thread.is_alive():
+            return
+        logger.warning("exit waits for work that is still inside a database")
+        give_up_at = time.monotonic() + GIVING_UP
+        while self._thread.is_alive():
+            with self._lock:
+                if self._foreign:
+                    self.connection.interrupt()
+                    if time.monotonic() >= give_up_at:
+                        logger.error("exit leaves work behind that did not end")
+                        return
+            self._thread.join(PATIENCE / 10)
+
+
+@atexit.register
+def _end_all() -> None:
+    for thread in tuple(_threads):
+        thread.end()

@@ -1,0 +1,132 @@
+"""One transaction around the store's own statements, and a fence around somebody else's."""
+
+from __future__ import annotations
+
+import inspect
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from without_durability.checks import check_synchronous
+
+T = TypeVar("T")
+
+_FACTORIES = ("row_factory", "text_factory")
+_MODES = ("autocommit", "isolation_level") if sys.version_info >= (3, 12) else ("isolation_level",)
+
+
+def committed(connection: sqlite3.Connection, operation: Callable[[sqlite3.Cursor], T]) -> T:
+    """Run `operation` under the write lock and commit, or roll all of it back.
+
+    The caller sees the original error: a rollback that SQLite already did by itself (a full
+    disk) is not attempted again, and no failing rollback hides what went wrong.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        value = operation(cursor)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise
+    return value
+
+
+class EffectCursor(sqlite3.Cursor):
+    """The cursor an effect is handed: it runs nothing once the transaction has been ended."""
+
+    def execute(self, *arguments: Any) -> EffectCursor:
+        _check_still_open(self.connection)
+        return super().execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> EffectCursor:
+        _check_still_open(self.connection)
+        return super().executemany(*arguments)
+
+
+def fenced_in(connection: sqlite3.Connection, effect: Callable[[sqlite3.Cursor], T]) -> T:
+    """Run `effect` inside the open transaction, which it cannot end, nest or outlive.
+
+    Raises `RuntimeError` when it tried, whether or not it swallowed the refusal, and
+    `TypeError` when it is asynchronous. Savepoints of its own are its own business.
+    """
+    tried = False
+
+    def authorize(action: int, *_: object) -> int:
+        nonlocal tried
+        if action == sqlite3.SQLITE_TRANSACTION:
+            tried = True
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK if connection.in_transaction else sqlite3.SQLITE_DENY
+
+    check_not_async(effect)
+    state = _state(connection, _FACTORIES)
+    connection.set_authorizer(authorize)
+    try:
+        result = effect(connection.cursor(EffectCursor))
+    except sqlite3.Error as error:
+        if tried:
+            raise RuntimeError(_ENDED) from error
+        raise
+    finally:
+        connection.set_authorizer(None)
+        _restore(connection, state)
+    check_synchronous(result)
+    if tried or not connection.in_transaction:
+        raise RuntimeError(_ENDED)
+    return result
+
+
+_ENDED = (
+    "the effect tried to begin or end a transaction of its own, or a conflict clause rolled it "
+    "back: nothing of it is kept"
+)
+
+
+def handed_over(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    """Run `work` on the connection and take the connection back as it was handed over.
+
+    A transaction left open is rolled back, with a `RuntimeError` where `work` raised nothing.
+    """
+    state = _state(connection, _FACTORIES + _MODES)
+    left_open = False
+    try:
+        result = work(connection)
+        check_synchronous(result)
+    finally:
+        if connection.in_transaction:
+            left_open = True
+            connection.execute("ROLLBACK")
+        _restore(connection, state)
+    if left_open:
+        raise RuntimeError(
+            "the work left a transaction open, which was rolled back: commit it, or use transacted"
+        )
+    return result
+
+
+def check_not_async(work: Callable[..., object]) -> None:
+    """`TypeError` for an `async` function, before anything of it runs."""
+    if inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__):
+        raise TypeError(f"{work!r} is async: work on a database is synchronous, on its thread")
+
+
+def _check_still_open(connection: sqlite3.Connection) -> None:
+    if not connection.in_transaction:
+        raise sqlite3.OperationalError("the effect's transaction is over: nothing more runs in it")
+
+
+def _state(connection: sqlite3.Connection, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(connection, name) for name in names}
+
+
+def _restore(connection: sqlite3.Connection, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        current = getattr(connection, name)
+        if current is not value and current != value:
+            setattr(connection, name, value)
