@@ -3,52 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from without_durability import MemoryCheckpointer, MemoryScheduler, SplitDurable
+from stores import Stores, over_memory, over_sqlite
 from without_durability.testing import Clock
-from without_durability_sqlite import (
-    Database,
-    SqliteCheckpointer,
-    SqliteDurable,
-    SqliteScheduler,
-    connect,
-    migrate,
-)
-
-
-@dataclass
-class Stores:
-    """One durable, its two stores, and the clock that all of them read."""
-
-    durable: Any
-    clock: Clock
-
-    @property
-    def checkpointer(self) -> Any:
-        return self.durable.checkpointer
-
-    @property
-    def scheduler(self) -> Any:
-        return self.durable.scheduler
-
-
-def over_memory(clock: Clock) -> Stores:
-    return Stores(
-        SplitDurable(
-            MemoryCheckpointer(clock=clock.seconds, now=clock.now),
-            MemoryScheduler(clock=clock.seconds),
-        ),
-        clock,
-    )
-
-
-def over_sqlite(database: Database, clock: Clock) -> Stores:
-    return Stores(SqliteDurable(SqliteCheckpointer(database), SqliteScheduler(database)), clock)
+from without_durability_sqlite import Database, connect, migrate
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .interfaces import Durable
-from .outcomes import Blocked, Completed, Sleeping
+from .outcomes import Sleeping
 from .retrying import is_permanent, pause_after, persist
 from .settling import settle
 from .signals import Contended, Fenced
@@ -21,6 +21,9 @@ logger = logging.getLogger("without_durability.worker")
 
 RENEWALS = 3
 """How often claim and delivery are renewed within one lease."""
+
+PARTING = timedelta(seconds=2)
+"""How long a worker that is being stopped asks a store that refuses to take something back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,38 @@ class Policy:
     failures: dict[str, int] = field(default_factory=dict)
 
 
+class LoopWatch:
+    """Tells when the event loop comes back later than it should, whatever it was doing."""
+
+    def __init__(self, interval: float, report: Callable[[float], None]) -> None:
+        self._interval = interval
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._arm()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self._check()
+
+    def _arm(self) -> None:
+        self._timer = self._loop.call_later(self._interval, self._tick)
+
+    def _tick(self) -> None:
+        self._check()
+        self._arm()
+
+    def _check(self) -> None:
+        late = self._loop.time() - self._timer.when()
+        if late > self._interval / 2:
+            self._report(late)
+
+
 class Attempt:
-    """One delivery, from the moment a worker has it until it is answered for."""
+    """One delivery, from the moment a worker has it until it is answered for.
+
+    Two facts are kept: the claim that is still to be released, and whether the delivery is
+    answered. Each is set where it becomes true and nowhere else.
+    """
 
     def __init__(self, policy: Policy, delivery: Delivery) -> None:
         self._policy = policy
@@ -69,22 +102,19 @@ class Attempt:
 
     async def abandon(self) -> None:
         """Release the claim and make an unanswered delivery visible at once, as far as one can."""
-        if self._answered:
-            return
-        self._answered = True
         try:
-            if self._holder is not None:
-                await self._policy.durable.checkpointer.release(self._holder)
-            await self._policy.durable.scheduler.wake_at(self._delivery, self._policy.now())
+            await self._ask(self._release, "release", PARTING)
+            if not self._answered:
+                now = self._policy.now()
+                await self._wake_at(now, PARTING)
+                await self._policy.durable.scheduler.wake_due(now)
         except Exception as error:
-            logger.warning(
-                "workflow %s could not be handed back and waits for its lease to end: %r",
-                shown(self.workflow),
-                error,
-            )
+            logger.warning("workflow %s was not handed back: %r", shown(self.workflow), error)
 
     async def _run(self) -> None:
         policy = self._policy
+        self._started = asyncio.get_running_loop().time()
+        self._granted_until = self._started + policy.budget.total_seconds()
         try:
             self._holder = await policy.durable.checkpointer.claim(
                 self.workflow, policy.budget, policy.lease
@@ -96,35 +126,32 @@ class Attempt:
             return
         if self._holder is None:
             await self._look_again(policy.contended)
-        elif not await self._still_held():
-            self._answered = True
-            await self._ask(lambda: self._release(), "a release")
-        else:
+        elif await self._still_held():
             await self._answer(await self._passed(self._holder))
+        else:
+            await self._ask(self._release, "release")
+            self._answered = True
 
     async def _still_held(self) -> bool:
         """Whether the delivery outlived the claim: cancelled since its take, it starts no pass."""
         holds = getattr(self._policy.durable.scheduler, "holds", None)
         if holds is None:
             return True
-        return bool(await self._ask(lambda: holds(self._delivery), "a look at a delivery"))
+        return bool(await self._ask(lambda: holds(self._delivery), "look at its delivery"))
 
     async def _passed(self, holder: Pass) -> object:
         """Run the body, renewing claim and delivery beside it; its outcome, or what it raised."""
-        loop = asyncio.get_running_loop()
-        self._started = loop.time()
-        self._granted_until = self._started + self._policy.budget.total_seconds()
         interval = self._policy.lease.total_seconds() / RENEWALS
         ending = asyncio.create_task(self._ended(holder))
+        watch = LoopWatch(interval, self._report_block)
         try:
             while not ending.done():
-                asked = loop.time()
                 await asyncio.wait((ending,), timeout=interval)
-                self._report_block(loop.time() - asked - interval, interval)
                 if not ending.done() and not await self._renewed(holder):
                     self._refused = True
                     break
         finally:
+            watch.stop()
             await _stopped(ending)
         return ending.result()
 
@@ -146,9 +173,9 @@ class Attempt:
     async def _extend(self, holder: Pass, within: timedelta) -> bool:
         """Buy claim time for a step, and remember it: a pass that outran it gets a warning."""
         policy = self._policy
+        until = asyncio.get_running_loop().time() + within.total_seconds()
         if not await policy.durable.checkpointer.extend(holder, within, policy.lease):
             return False
-        until = asyncio.get_running_loop().time() + within.total_seconds()
         self._granted_until = max(self._granted_until, until)
         return True
 
@@ -165,14 +192,13 @@ class Attempt:
             )
         return True
 
-    def _report_block(self, late: float, interval: float) -> None:
-        if late > interval / 2:
-            logger.warning(
-                "the event loop was blocked for about %.2f s while workflow %s ran: its claim "
-                "was renewed that much late, and others may have taken it for dead",
-                late,
-                shown(self.workflow),
-            )
+    def _report_block(self, late: float) -> None:
+        logger.warning(
+            "the event loop was blocked for at least %.2f s while workflow %s ran: its claim is "
+            "renewed that much late, and others may take it for dead",
+            late,
+            shown(self.workflow),
+        )
 
     async def _answer(self, ended: object) -> None:
         if self._refused or (
@@ -183,12 +209,11 @@ class Attempt:
             await self._failed(ended.error)
         else:
             self._policy.failures.pop(self.workflow, None)
-            await self._ask(lambda: self._release(), "a release")
+            await self._ask(self._release, "release")
             if isinstance(ended, Sleeping):
                 await self._wake_at(ended.due)
             else:
-                assert isinstance(ended, (Completed, Blocked))
-                await self._ask(lambda: self._done(), "an answer")
+                await self._ask(self._done, "answer")
 
     async def _lost(self) -> None:
         elapsed = asyncio.get_running_loop().time() - self._started
@@ -225,43 +250,44 @@ class Attempt:
         return pause_after(failures[self.workflow])
 
     async def _look_again(self, pause: timedelta) -> None:
-        if self._holder is not None:
-            await self._ask(lambda: self._release(), "a release")
+        await self._ask(self._release, "release")
         await self._wake_at(self._policy.now() + pause)
 
-    async def _release(self) -> None:
-        assert self._holder is not None
-        await self._policy.durable.checkpointer.release(self._holder)
-
-    async def _wake_at(self, when: datetime) -> None:
+    async def _wake_at(self, when: datetime, patience: timedelta | None = None) -> None:
         async def answer() -> None:
             await self._policy.durable.scheduler.wake_at(self._delivery, when)
             self._answered = True
 
-        await self._ask(answer, "an answer")
+        await self._ask(answer, "answer", patience)
 
     async def _done(self) -> None:
         await self._policy.durable.scheduler.done(self._delivery)
         self._answered = True
 
-    async def _ask(self, call: Callable[[], Awaitable[Any]], doing: str) -> Any:
-        """Ask the store for as long as the lease lasts: after it the delivery is back (S2)."""
+    async def _release(self) -> None:
+        if self._holder is not None:
+            await self._policy.durable.checkpointer.release(self._holder)
+            self._holder = None
+
+    async def _ask(
+        self, call: Callable[[], Awaitable[Any]], doing: str, patience: timedelta | None = None
+    ) -> Any:
+        """Ask the store for a lease at the most: after it claim and delivery are back (S2)."""
         policy = self._policy
         try:
             return await persist(
                 policy.durable.scheduler,
                 call,
-                f"{doing} for workflow {shown(self.workflow)}",
-                patience=policy.lease,
+                f"the {doing} of workflow {shown(self.workflow)}",
+                patience=policy.lease if patience is None else patience,
             )
         except Exception as error:
             if is_permanent(policy.durable.scheduler, error):
                 raise
-            self._answered = True
             logger.error(
-                "workflow %s gets no %s and waits for its lease to end",
-                shown(self.workflow),
+                "the %s of workflow %s failed: it waits for its lease to end",
                 doing,
+                shown(self.workflow),
                 exc_info=error,
             )
             return None
@@ -277,5 +303,7 @@ async def _stopped(task: asyncio.Task[object]) -> None:
             await asyncio.wait((task,))
         except asyncio.CancelledError as error:
             cancellation = error
+    if not task.cancelled():
+        task.exception()  # asked for here: nobody else will, once this worker is being stopped
     if cancellation is not None:
         raise cancellation

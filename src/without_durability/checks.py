@@ -50,7 +50,7 @@ def check_aware(name: str, moment: datetime) -> None:
 
 def check_synchronous(result: object) -> None:
     """`TypeError` when what a synchronous call returned is still to be awaited."""
-    if inspect.isawaitable(result):
+    if inspect.isawaitable(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()
         raise TypeError(

@@ -14,7 +14,10 @@ Encoded = TypeVar("Encoded")
 NESTING = 500
 """How deep `JsonCodec` lets a value nest: what one thread or Python can write, all can read."""
 
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
+
+
+_TOO_DEEP = f"nested more than {NESTING} levels deep"
 
 
 class CheckpointCodec(Protocol[Encoded]):
@@ -39,9 +42,12 @@ class JsonCodec:
     """
 
     def encode(self, value: object, /) -> str:
-        text = json.dumps(value, sort_keys=True, allow_nan=False)
+        try:
+            text = json.dumps(value, sort_keys=True, allow_nan=False)
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
         if text.count("[") + text.count("{") > NESTING and _depth(text) > NESTING:
-            raise ValueError(f"nested more than {NESTING} levels deep")
+            raise ValueError(_TOO_DEEP)
         return text
 
     def decode(self, encoded: str, /) -> object:
@@ -84,11 +90,12 @@ def decoded(codec: CheckpointCodec[Encoded], workflow: str, key: str, encoding: 
 
 def _depth(text: str) -> int:
     depth = deepest = 0
-    for token in _STRING_OR_BRACKET.findall(text):
-        if token in ("[", "{"):
+    for token in _STRING_OR_BRACKET.finditer(text):
+        bracket = text[token.start()]
+        if bracket in "[{":
             depth += 1
             deepest = max(deepest, depth)
-        elif token in ("]", "}"):
+        elif bracket in "]}":
             depth -= 1
     return deepest
 

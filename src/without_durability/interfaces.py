@@ -25,6 +25,7 @@ from .values import (
     Recorded,
     Written,
     inbox_key,
+    refuse_assignment,
     shown,
 )
 
@@ -280,6 +281,9 @@ class SplitDurable(Generic[Effect]):
     async def delete(self, workflow: str) -> int:
         await self.scheduler.cancel(workflow)
         return await self.checkpointer.discard(workflow)
+
+
+SplitDurable.__setattr__ = refuse_assignment  # type: ignore[method-assign]
 
 
 async def claimed(

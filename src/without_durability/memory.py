@@ -131,20 +131,22 @@ class MemoryCheckpointer:
 
     async def transact(self, holder: Pass, key: str, effect: MemoryEffect) -> object:
         check_step_key(key)
-        self._sign_of_life(holder)
+        if self._current(holder) is None:
+            raise fenced(holder)
         recorded = self.hashes.get(holder.workflow, {}).get(key)
         if recorded is not None:
+            self._sign_of_life(holder)
             return decoded(self.codec, holder.workflow, key, recorded.encoded)
         before = copy.deepcopy(self.data)
         try:
             result = effect(self.data)
             check_synchronous(result)
             encoding, back = encoded(self.codec, holder.workflow, key, result)
+            self._written(holder.workflow, key, encoding)
         except BaseException:
             self.data.clear()
             self.data.update(before)
             raise
-        self._written(holder.workflow, key, encoding)
         self._sign_of_life(holder)
         return back
 

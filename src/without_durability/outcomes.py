@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from .signals import Interruption
+from .values import refuse_assignment
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -16,6 +17,9 @@ class Completed(Generic[T_co]):
     """The body returned `value`."""
 
     value: T_co
+
+
+Completed.__setattr__ = refuse_assignment  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeAlias, TypeVar
@@ -23,7 +24,8 @@ from .outcomes import (
 )
 from .settling import settle
 from .signals import Fenced, Interruption
-from .values import INBOX, LEASE, Entry, Pass, inbox_position, shown
+from .underway import Underway, step_under_way
+from .values import INBOX, LEASE, Entry, Pass, inbox_position, refuse_assignment, shown
 
 __all__ = [
     "Blocked",
@@ -98,12 +100,11 @@ class Run(Generic[Effect]):
         self._begin(key, within)
         if key in self.recorded:
             return parse(self.recorded[key])
-        await self._stretch(within)
-        value = await effect()
-        recorded = (
-            await settle(lambda: self.checkpointer.record(self.holder, key, value))
-        ).result()
-        return parse(recorded.value)
+        with step_under_way():
+            await self._stretch(within)
+            value = await effect()
+            settled = await settle(lambda: self.checkpointer.record(self.holder, key, value))
+        return parse(settled.result().value)
 
     async def transact(
         self,
@@ -117,8 +118,10 @@ class Run(Generic[Effect]):
         self._begin(key, within)
         if key in self.recorded:
             return parse(self.recorded[key])
-        await self._stretch(within)
-        return parse(await self.checkpointer.transact(self.holder, key, effect))
+        with step_under_way():
+            await self._stretch(within)
+            stored = await self.checkpointer.transact(self.holder, key, effect)
+        return parse(stored)
 
     async def sleep(self, key: StepKey, duration: timedelta) -> None:
         """Wait until `duration` after the first pass got here, across restarts.
@@ -135,12 +138,13 @@ class Run(Generic[Effect]):
                 raise self.note(ScheduledWakeup(key, due))
             return
         try:
-            deadline = (now + duration).isoformat()
+            deadline = (now + max(duration, timedelta(0))).isoformat()
         except OverflowError:
             raise OverflowError(
                 f"step {shown(key)} cannot sleep for {duration!r}: no datetime is that late"
             ) from None
-        settled = await settle(lambda: self.checkpointer.record(self.holder, key, deadline))
+        with step_under_way():
+            settled = await settle(lambda: self.checkpointer.record(self.holder, key, deadline))
         suspension = None
         if settled.value is not None:
             due = parse_deadline(key, settled.value.value)
@@ -226,6 +230,9 @@ class Run(Generic[Effect]):
         )
 
 
+Run.__setattr__ = refuse_assignment  # type: ignore[method-assign]
+
+
 def _follows(name: str, after: str | None) -> bool:
     """Whether `name` is a message past the cursor; what no store numbered is none (C18)."""
     return (
@@ -237,13 +244,12 @@ def _follows(name: str, after: str | None) -> bool:
 
 def parse_deadline(key: StepKey, recorded: object) -> datetime:
     """The deadline a `sleep` recorded, in UTC; `TypeError` for anything it did not write."""
-    try:
-        due = datetime.fromisoformat(recorded) if isinstance(recorded, str) else None
-    except ValueError:
-        due = None
-    if due is None or due.utcoffset() is None:
-        raise TypeError(f"step {shown(key)} holds {shown(recorded)}, which is no recorded deadline")
-    return due.astimezone(UTC)
+    if isinstance(recorded, str):
+        with suppress(ValueError, OverflowError):
+            due = datetime.fromisoformat(recorded)
+            if due.utcoffset() is not None:
+                return due.astimezone(UTC)
+    raise TypeError(f"step {shown(key)} holds {shown(recorded)}, which is no recorded deadline")
 
 
 def parse_bound(key: StepKey, recorded: object) -> str | None:
@@ -268,9 +274,13 @@ def extending(
     window = (LEASE if alive is None else alive).total_seconds()
     bought_at = now()
     covered = None if granted is None else granted.total_seconds()
+    buyer: Pass | None = None
 
     async def extend(holder: Pass, within: timedelta) -> bool:
-        nonlocal bought_at, covered
+        nonlocal bought_at, covered, buyer
+        if buyer is not None and holder != buyer:
+            covered = None  # what was bought for one pass is nothing to another
+        buyer = holder
         moment = now()
         elapsed = (moment - bought_at).total_seconds()
         wanted = within.total_seconds()
@@ -304,7 +314,8 @@ async def resume(
     recorded = await checkpointer.load(holder.workflow)
     run = Run(holder, checkpointer, recorded, extend or extending(checkpointer, now=now), now)
     try:
-        value = await body(run)
+        async with Underway():
+            value = await body(run)
     except Suspended as suspension:
         return outcome_of([*run.reached, suspension])
     except BaseExceptionGroup as group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from datetime import datetime, timedelta
 
 LEASE = timedelta(minutes=1)
@@ -84,10 +84,22 @@ def inbox_position(key: str) -> int | None:
     return position if key == inbox_key(position) and position < INBOX_COUNTED else None
 
 
+def refuse_assignment(self: object, name: str, value: object) -> None:
+    """The `__setattr__` of frozen, slotted generic dataclasses.
+
+    Before Python 3.13 their own raises a `TypeError` where `typing` expects an `AttributeError`,
+    and `Completed[int](1)` fails.
+    """
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 
 
 def shown(value: object) -> str:
     """`repr` for an error's text, shortened in the middle: ids may be a megabyte long."""
-    return _SHORT.repr(value)
+    try:
+        return _SHORT.repr(value)
+    except Exception:  # an int beyond what Python prints, somebody's own __repr__
+        return f"<{type(value).__name__}>"

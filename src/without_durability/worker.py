@@ -64,7 +64,7 @@ def work(
     `ValueError` for bad timings from this call itself, before anything is awaited.
     """
     check_duration("tick", tick)
-    check_wait("within", within)
+    check_duration("within", within)
     pool = _Pool(durable, body, limit, durable.scheduler.lease, budget, contended, now)
     return _working(durable.scheduler, pool, tick, within, now, stopping)
 
@@ -91,12 +91,16 @@ async def ready(
     scheduler: Scheduler, within: timedelta = BLOCKING, idle: timedelta = LEASE
 ) -> AsyncGenerator[Delivery, None]:
     """Deliveries without end: abandoned ones first, then new ones."""
+    check_wait("within", within)
+    check_wait("idle", idle)
     while True:
         delivery = await persist(scheduler, lambda: scheduler.reclaim(idle), "a reclaim")
         if delivery is None:
             delivery = await persist(scheduler, lambda: scheduler.next_ready(within), "a take")
         if delivery is not None:
             yield delivery
+        else:
+            await asyncio.sleep(0)  # `within` may be zero, and others want the loop too
 
 
 def waking(
@@ -111,7 +115,20 @@ def waking(
     return wake
 
 
-async def _ticks(tick: timedelta, now: Callable[[], datetime]) -> AsyncGenerator[datetime, None]:
+async def _prepared_and_ready(
+    scheduler: Scheduler, within: timedelta, prepared: asyncio.Event
+) -> AsyncGenerator[Delivery, None]:
+    await persist(scheduler, scheduler.prepare, "to be prepared")
+    prepared.set()
+    async with aclosing(ready(scheduler, within, scheduler.lease)) as deliveries:
+        async for delivery in deliveries:
+            yield delivery
+
+
+async def _ticks(
+    tick: timedelta, now: Callable[[], datetime], prepared: asyncio.Event
+) -> AsyncGenerator[datetime, None]:
+    await prepared.wait()
     while True:
         yield now()
         await asyncio.sleep(tick.total_seconds())
@@ -125,11 +142,11 @@ async def _working(
     now: Callable[[], datetime],
     stopping: asyncio.Event | None,
 ) -> None:
-    await persist(scheduler, scheduler.prepare, "to be prepared")
+    prepared = asyncio.Event()
     try:
         async with (
-            aclosing(ready(scheduler, within, scheduler.lease)) as deliveries,
-            aclosing(_ticks(tick, now)) as moments,
+            aclosing(_prepared_and_ready(scheduler, within, prepared)) as deliveries,
+            aclosing(_ticks(tick, now, prepared)) as moments,
             asyncio.TaskGroup() as group,
         ):
             timer = group.create_task(waking(scheduler)(moments))
@@ -152,22 +169,22 @@ class _Pool:
         contended: timedelta,
         now: Callable[[], datetime],
     ) -> None:
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit!r}")
+        if limit != int(limit) or limit < 1:
+            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
         check_duration("lease", lease)
         check_duration("budget", budget)
         check_duration("contended", contended)
         check_aware("now", now())
         self._policy = Policy(durable, body, lease, budget, contended, now)
         self._limit = limit
-        self._attempts: set[Attempt] = set()
 
     async def run(
         self, deliveries: AsyncIterable[Delivery], stopping: asyncio.Event | None = None
     ) -> None:
+        attempts: set[Attempt] = set()
         try:
             async with asyncio.TaskGroup() as group:
-                pulling = group.create_task(self._pull(deliveries, group))
+                pulling = group.create_task(self._pull(deliveries, group, attempts, stopping))
                 if stopping is not None:
                     stopper = group.create_task(_cancel_once(stopping, pulling))
                     pulling.add_done_callback(lambda _: stopper.cancel())
@@ -175,28 +192,37 @@ class _Pool:
             raise failures.exceptions[0] from None
         finally:
             # Cancelled before its first step, an attempt's own task never ran to hand it back.
-            for attempt in tuple(self._attempts):
+            for attempt in tuple(attempts):
                 await settle(attempt.abandon)
 
-    async def _pull(self, deliveries: AsyncIterable[Delivery], group: asyncio.TaskGroup) -> None:
+    async def _pull(
+        self,
+        deliveries: AsyncIterable[Delivery],
+        group: asyncio.TaskGroup,
+        attempts: set[Attempt],
+        stopping: asyncio.Event | None,
+    ) -> None:
         slots = asyncio.Semaphore(self._limit)
         pulled = aiter(deliveries)
         while True:
             await slots.acquire()
+            if stopping is not None and stopping.is_set():
+                return
             try:
                 delivery = await anext(pulled)
             except StopAsyncIteration:
                 return
             attempt = Attempt(self._policy, delivery)
-            self._attempts.add(attempt)
-            group.create_task(self._fly(attempt, slots))
+            attempts.add(attempt)
+            group.create_task(_made(attempt, attempts, slots))
 
-    async def _fly(self, attempt: Attempt, slots: asyncio.Semaphore) -> None:
-        try:
-            await attempt.run()
-            self._attempts.discard(attempt)
-        finally:
-            slots.release()
+
+async def _made(attempt: Attempt, attempts: set[Attempt], slots: asyncio.Semaphore) -> None:
+    try:
+        await attempt.run()
+        attempts.discard(attempt)
+    finally:
+        slots.release()
 
 
 async def _cancel_once(event: asyncio.Event, task: asyncio.Task[None]) -> None:

@@ -16,6 +16,10 @@ _TRANSIENT = {
 }
 
 
+class Misuse(RuntimeError):
+    """The database was called from where it cannot answer: no later call from there will do."""
+
+
 def operational_error(text: str, name: str) -> sqlite3.OperationalError:
     """An `OperationalError` that carries the named result code as SQLite's own would."""
     error = sqlite3.OperationalError(text)
@@ -48,7 +52,7 @@ def is_permanent(error: Exception) -> bool:
         return False
     if isinstance(error, sqlite3.Error):
         return primary_code(error) not in _TRANSIENT
-    return isinstance(error, RuntimeError)
+    return isinstance(error, Misuse)
 
 
 def primary_code(error: sqlite3.Error) -> int:

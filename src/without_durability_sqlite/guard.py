@@ -28,7 +28,7 @@ class Guard(asyncio.Lock):
 
     def locked(self) -> bool:
         """Whether somebody holds it or the thread is at work."""
-        return self._thread is not None and self._thread.busy
+        return self._hold is not None or (self._thread is not None and self._thread.busy)
 
     async def acquire(self) -> Literal[True]:
         assert self._thread is not None, "a guard is of use once its database exists"
@@ -50,3 +50,40 @@ class Guard(asyncio.Lock):
             raise RuntimeError("the guard is not acquired")
         self._hold.released.set()
         self._hold = None
+
+
+class PlainGuard:
+    """A lock that a `Database` was handed, held for as long as the thread has work.
+
+    The database's own operations look whether somebody else holds it instead of waiting in its
+    line: waiting is what ties an `asyncio.Lock` to one event loop.
+    """
+
+    def __init__(self, lock: asyncio.Lock, thread: DatabaseThread) -> None:
+        self._lock = lock
+        self._thread = thread
+        self._held = False
+
+    async def __aenter__(self) -> None:
+        while not self._held and self._lock.locked():  # noqa: ASYNC110 (a lock has no event)
+            await asyncio.sleep(0.005)
+        if not self._held:
+            await self._lock.acquire()
+            self._held = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Let go once nothing is in line or under way."""
+        if self._held and not self._thread.busy:
+            self._held = False
+            self._lock.release()
+
+
+def attached(guard: asyncio.Lock, thread: DatabaseThread) -> PlainGuard | None:
+    """Make `guard` keep others off the thread; what a lock that is no `Guard` needs for that."""
+    if isinstance(guard, Guard):
+        guard.attach(thread)
+        return None
+    return PlainGuard(guard, thread)

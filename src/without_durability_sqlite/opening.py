@@ -25,6 +25,7 @@ JOURNAL_SIZE_LIMIT = 4 * 1024 * 1024
 """Bytes the write-ahead log comes back to after a burst."""
 
 _LONGEST_TIMEOUT = 2**31 - 1
+_SMALLEST_DATABASE = 512  # bytes; a file of one byte SQLite would take for a new one
 
 # Each pragma, what it is set to and what reading it back must answer.
 _PRAGMAS = (
@@ -97,7 +98,7 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
     return thread
 
 
-def check_synchronous(connection: sqlite3.Connection) -> None:
+def check_full_sync(connection: sqlite3.Connection) -> None:
     """`ValueError` for a file whose commits do not wait for the disk."""
     cursor = connection.cursor()
     cursor.row_factory = None
@@ -168,6 +169,8 @@ def _checked_path(path: Path | str) -> str:
     if not os.path.isdir(folder):
         hint = ": ~ is not expanded here" if f"{os.sep}~" in name else ""
         raise _cannot_open(name, f"the folder {folder} does not exist{hint}")
+    if os.path.isfile(name) and 0 < os.path.getsize(name) < _SMALLEST_DATABASE:
+        raise sqlite3.DatabaseError(f"cannot open {name}: file is not a database")
     if os.path.exists(name) and not os.access(name, os.R_OK | os.W_OK):
         raise _cannot_open(name, "the file cannot be read and written (permission denied)")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -186,8 +189,18 @@ def _cannot_open(name: str, reason: str) -> sqlite3.OperationalError:
 def _connection(name: str, timeout: Milliseconds) -> sqlite3.Connection:
     seconds = timeout.duration.total_seconds()
     if sys.version_info >= (3, 12):
-        return sqlite3.connect(name, timeout=seconds, autocommit=True, check_same_thread=False)
-    return sqlite3.connect(name, timeout=seconds, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(
+            name,
+            timeout=seconds,
+            autocommit=True,
+            check_same_thread=False,
+        )
+    return sqlite3.connect(
+        name,
+        timeout=seconds,
+        isolation_level=None,
+        check_same_thread=False,
+    )
 
 
 def _switch_to_wal(connection: sqlite3.Connection, name: str, timeout: Milliseconds) -> None:

@@ -153,18 +153,18 @@ def bring_up_to_date(cursor: sqlite3.Cursor) -> None:
     `sqlite3.DatabaseError` for tables of a shape that no release made.
     """
     connection = cursor.connection
-    if _columns(connection, "workflow_claim").keys() == _CLAIM_BUDGET_ONLY.keys():
-        for statement in _CARRY_CLAIMS_OVER:
-            cursor.execute(statement)
-    for table in _TABLES:
-        if found := _columns(connection, table):
-            _check_shape(connection, table, found)
     version = _version(connection)
     if version is not None and version > VERSION:
         raise sqlite3.NotSupportedError(
             f"{_file(connection)} has workflow schema version {version}, made by a newer release: "
             f"this one knows version {VERSION}"
         )
+    if _columns(connection, "workflow_claim").keys() == _CLAIM_BUDGET_ONLY.keys():
+        for statement in _CARRY_CLAIMS_OVER:
+            cursor.execute(statement)
+    for table in _TABLES:
+        if found := _columns(connection, table):
+            _check_shape(connection, table, found)
     for table, columns in _ADDED.items():
         if found := _columns(connection, table):
             for name in columns.keys() - found.keys():

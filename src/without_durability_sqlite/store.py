@@ -47,7 +47,7 @@ from without_durability.values import (
 
 from . import opening, schema
 from .errors import is_permanent
-from .guard import Guard
+from .guard import Guard, PlainGuard, attached
 from .opening import OpenFile
 from .receipts import Receipt
 from .schema import SCHEMA
@@ -104,7 +104,9 @@ SELECT coalesce((SELECT written_at FROM workflow_checkpoint ORDER BY seq DESC LI
        coalesce((SELECT max(clock_ahead) FROM workflow_schema), 0)"""
 
 # The clock was set back: remember from where.
-CLOCK_WAS_SET_BACK = "UPDATE workflow_schema SET clock_ahead = :latest"
+CLOCK_WAS_SET_BACK = """
+INSERT INTO workflow_schema (version, clock_ahead) VALUES (:version, :latest)
+ON CONFLICT (version) DO UPDATE SET clock_ahead = excluded.clock_ahead"""
 
 LATEST_OF_WORKFLOW = """
 SELECT coalesce(max(written_at), 0) FROM workflow_checkpoint WHERE workflow = :workflow"""
@@ -179,13 +181,15 @@ WHERE workflow = :workflow"""
 LOOK = """
 SELECT EXISTS (SELECT 1 FROM workflow_queue
                WHERE namespace = :namespace AND visible_at <= :now)
-    OR EXISTS (SELECT 1 FROM workflow_queue WHERE namespace = :namespace
-               AND taken IS NOT NULL AND visible_at > :now + taken_for)"""
+    OR EXISTS (SELECT 1 FROM workflow_queue INDEXED BY workflow_queue_taken
+               WHERE namespace = :namespace
+               AND taken IS NOT NULL AND visible_at > :now + taken_for + 1)"""
 
-# Taken rows that lie further ahead than they were taken for: the clock was set back.
+# Taken rows that lie further ahead than they were taken for: the clock was set back. Their
+# receipts no longer stand after it, so a second's grace leaves a clock's small steps alone.
 CLAMP_TAKEN = """
-UPDATE workflow_queue SET visible_at = :now + taken_for
-WHERE namespace = :namespace AND taken IS NOT NULL AND visible_at > :now + taken_for"""
+UPDATE workflow_queue INDEXED BY workflow_queue_taken SET visible_at = :now + taken_for
+WHERE namespace = :namespace AND taken IS NOT NULL AND visible_at > :now + taken_for + 1"""
 
 # The row visible longest, one lease ahead from here on. No row: nothing is visible.
 TAKE = """
@@ -210,7 +214,7 @@ ON CONFLICT (namespace, workflow) DO UPDATE SET
 _HELD = """namespace = :namespace AND workflow = :workflow
   AND visible_at = :visible_at AND taken = :nonce"""
 
-HOLDS = f"SELECT 1 FROM workflow_queue WHERE {_HELD}"
+HOLDS = f"SELECT taken_for FROM workflow_queue WHERE {_HELD}"
 
 EXTEND_DELIVERY = f"""
 UPDATE workflow_queue SET visible_at = :until, taken = :renewed, taken_for = :within
@@ -240,18 +244,19 @@ class Database:
     clock: Callable[[], float] = field(default=time.time, repr=False, compare=False)
     _thread: DatabaseThread = field(init=False, repr=False, compare=False)
     _file: OpenFile = field(init=False, repr=False, compare=False)
+    _plain_guard: PlainGuard | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         thread = opening.thread_of(self.connection)
         try:
-            opening.check_synchronous(self.connection)
-            if isinstance(self.guard, Guard):
-                self.guard.attach(thread)
+            opening.check_full_sync(self.connection)
+            plain = attached(self.guard, thread)
         except BaseException:
             thread.stop()
             raise
         object.__setattr__(self, "_thread", thread)
         object.__setattr__(self, "_file", OpenFile(self.connection))
+        object.__setattr__(self, "_plain_guard", plain)
         weakref.finalize(self, thread.discard).atexit = False
 
     async def __aenter__(self) -> Self:
@@ -276,24 +281,35 @@ class Database:
 
         return await self._performed(handed)
 
-    async def read(self, look: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a look of the store's own, which takes no write lock."""
-        return await self._performed(lambda job: look(self.connection))
+    async def read(self, look: Callable[[sqlite3.Connection], T], within: float | None = None) -> T:
+        """Run a look of the store's own, which takes no write lock.
+
+        `TimeoutError` when it has not begun `within` seconds.
+        """
+
+        def looked(job: Job[T]) -> T:
+            job.begin()
+            self._file.check()
+            return look(self.connection)
+
+        return await self._performed(looked, within=within)
 
     async def write(
         self,
         operation: Callable[[sqlite3.Cursor, float], T],
         undo: Callable[[sqlite3.Cursor, float, T], None] | None = None,
+        within: float | None = None,
     ) -> T:
         """Run `operation(cursor, now)` as one transaction: the lock first, then the clock.
 
         It begins when it holds the write lock: if its caller was cancelled by then, nothing
         happens (C17). `undo` gives back what was granted to a caller that never heard of it.
+        `TimeoutError`, and nothing happens, when it has not begun `within` seconds.
         """
 
         def begun(job: Job[T]) -> T:
             def checked(cursor: sqlite3.Cursor) -> T:
-                job.check_wanted()
+                job.begin()
                 self._file.check()
                 return operation(cursor, self.clock())
 
@@ -306,7 +322,7 @@ class Database:
             except sqlite3.Error as error:
                 logger.warning("what a cancelled caller was granted waits to lapse: %r", error)
 
-        return await self._performed(begun, undone if undo is not None else None)
+        return await self._performed(begun, undone if undo is not None else None, within)
 
     def apply(self, cursor: sqlite3.Cursor, effect: Callable[[sqlite3.Cursor], T]) -> T:
         """Run somebody's `effect` inside the store's open transaction, which it cannot end."""
@@ -332,19 +348,17 @@ class Database:
             slow.cancel()
 
     async def _performed(
-        self, work: Callable[[Job[T]], T], undo: Callable[[T], None] | None = None
+        self,
+        work: Callable[[Job[T]], T],
+        undo: Callable[[T], None] | None = None,
+        within: float | None = None,
     ) -> T:
-        thread, guard = self._thread, self.guard
-        if isinstance(guard, Guard):
-            return await thread.submit(work, undo).result()
-        thread.check_caller()
-        await guard.acquire()
-        try:
-            job = thread.submit(work, undo, guard.release)
-        except BaseException:
-            guard.release()
-            raise
-        return await job.result()
+        if self._plain_guard is None:
+            return await self._thread.submit(work, undo).result(within)
+        self._thread.check_caller()
+        async with self._plain_guard:
+            job = self._thread.submit(work, undo, self._plain_guard.leave)
+        return await job.result(within)
 
 
 def _report_waiting() -> None:
@@ -410,7 +424,7 @@ class SqliteCheckpointer:
     async def history(self, workflow: str) -> dict[str, Written]:
         check_text("workflow", workflow)
         records = await self.database.read(lambda connection: self._records(connection, workflow))
-        return {key: Written(value, datetime.fromtimestamp(at, UTC)) for key, value, at in records}
+        return {key: Written(value, _written_at(workflow, key, at)) for key, value, at in records}
 
     async def claim(self, workflow: str, budget: timedelta, alive: timedelta) -> Pass | None:
         check_text("workflow", workflow)
@@ -528,11 +542,8 @@ class SqliteCheckpointer:
     def _records(
         self, connection: sqlite3.Connection, workflow: str
     ) -> list[tuple[str, object, float]]:
-        cursor = connection.cursor()
-        cursor.row_factory = None
-        rows = cursor.execute(LOAD, {"workflow": workflow}).fetchall()
         records = []
-        for raw_key, raw_value, written_at in rows:
+        for raw_key, raw_value, written_at in _rows(connection, LOAD, {"workflow": workflow}):
             key = _text(workflow, "a key", raw_key)
             text = _text(workflow, f"what is stored under {shown(key)}", raw_value)
             records.append((key, decoded(self.codec, workflow, key, text), written_at))
@@ -601,11 +612,16 @@ class SqliteScheduler:
         check_wait("within", within)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within.total_seconds()
+        remaining = within.total_seconds()
         while True:
-            if await self.database.read(self._look):
-                delivery = await self.database.write(self._take, self._put_back)
-                if delivery is not None:
-                    return delivery
+            patience = max(remaining, self.poll_seconds)
+            try:
+                if await self.database.read(self._look, patience):
+                    delivery = await self.database.write(self._take, self._put_back, patience)
+                    if delivery is not None:
+                        return delivery
+            except TimeoutError:  # others keep the database busy: that is no reason to wait longer
+                return None
             remaining = deadline - loop.time()
             if remaining <= 0:
                 return None
@@ -620,19 +636,19 @@ class SqliteScheduler:
         seconds = within.total_seconds()
         asked = self._held(delivery)
 
+        before = {"until": asked["visible_at"], "renewed": asked["nonce"], "within": seconds}
+
         def operation(cursor: sqlite3.Cursor, now: float) -> Delivery:
+            rows = cursor.execute(HOLDS, asked).fetchall()
+            if not rows:
+                return delivery
+            ((before["within"],),) = rows
             renewed = Receipt.until(now + seconds)
             terms = {"until": now + seconds, "renewed": renewed.nonce, "within": seconds}
-            if not _touched(cursor, EXTEND_DELIVERY, asked | terms):
-                return delivery
+            cursor.execute(EXTEND_DELIVERY, asked | terms)
             return Delivery(delivery.workflow, str(renewed))
 
         def undo(cursor: sqlite3.Cursor, now: float, extended: Delivery) -> None:
-            before = {
-                "until": asked["visible_at"],
-                "renewed": asked["nonce"],
-                "within": self.lease_seconds,
-            }
             cursor.execute(EXTEND_DELIVERY, self._held(extended) | before)
 
         return await self.database.write(operation, undo)
@@ -640,9 +656,7 @@ class SqliteScheduler:
     async def holds(self, delivery: Delivery) -> bool:
         """Whether the delivery is still out under its receipt."""
         asked = self._held(delivery)
-        return await self.database.read(
-            lambda connection: bool(connection.execute(HOLDS, asked).fetchall())
-        )
+        return bool(await self.database.read(lambda connection: _rows(connection, HOLDS, asked)))
 
     async def cancel(self, workflow: str) -> None:
         await self.database.write(self.cancelling(workflow))
@@ -666,10 +680,8 @@ class SqliteScheduler:
         return self._row(delivery.workflow) | Receipt.parsed(delivery.receipt)._asdict()
 
     def _look(self, connection: sqlite3.Connection) -> bool:
-        cursor = connection.cursor()
-        cursor.row_factory = None
         asked = {"namespace": self.namespace, "now": self.database.clock()}
-        return bool(cursor.execute(LOOK, asked).fetchall()[0][0])
+        return bool(_rows(connection, LOOK, asked)[0][0])
 
     def _take(self, cursor: sqlite3.Cursor, now: float) -> Delivery | None:
         asked = {
@@ -750,13 +762,22 @@ def _holder(holder: Pass) -> dict[str, Any]:
 
 
 def _milliseconds(now: float) -> int:
-    """The least token of a moment, rounded up: at least the moment itself (C3)."""
-    return math.ceil(now * 1000)
+    """The least token of a moment (C3): the moment itself, rounded up, and never below 1."""
+    return max(1, math.ceil(now * 1000))
 
 
 def _timestamp(name: str, moment: datetime) -> float:
     check_aware(name, moment)
     return moment.timestamp()
+
+
+def _rows(
+    connection: sqlite3.Connection, query: str, asked: dict[str, Any]
+) -> list[tuple[Any, ...]]:
+    """All rows of a look, whatever `row_factory` the connection was given."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    return cursor.execute(query, asked).fetchall()
 
 
 def _touched(cursor: sqlite3.Cursor, statement: str, asked: dict[str, Any]) -> bool:
@@ -773,6 +794,15 @@ def _text(workflow: str, what: str, raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"workflow {shown(workflow)}: {what} is not UTF-8: {error}") from error
+
+
+def _written_at(workflow: str, key: str, seconds: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, OSError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"workflow {shown(workflow)}, key {shown(key)}: written_at is no moment: {error}"
+        ) from error
 
 
 def _read(cursor: sqlite3.Cursor, workflow: str, key: str) -> str | None:
@@ -796,7 +826,7 @@ def _moment(cursor: sqlite3.Cursor, workflow: str, now: float) -> float:
     if max(latest, ahead) <= now:
         return now
     if latest > ahead:
-        cursor.execute(CLOCK_WAS_SET_BACK, {"latest": latest})
+        cursor.execute(CLOCK_WAS_SET_BACK, {"version": schema.VERSION, "latest": latest})
     own: float
     ((own,),) = cursor.execute(LATEST_OF_WORKFLOW, {"workflow": workflow}).fetchall()
     return max(now, own)

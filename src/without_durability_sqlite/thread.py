@@ -20,6 +20,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from .errors import Misuse
+
 T = TypeVar("T")
 
 PATIENCE = 1.0
@@ -64,22 +66,39 @@ class Job(Generic[T]):
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._caller_gone = False
+        self._outer: Job[Any] | None = None
+        self._begun = False
         self._finished = False
         self._value: Any = None
         self._error: BaseException | None = None
 
+    def runs_on(self, thread: DatabaseThread) -> bool:
+        """Whether this work, or one that it runs inside of, keeps the thread busy."""
+        if self.thread is thread and not self._finished:
+            return True
+        return self._outer is not None and self._outer.runs_on(thread)
+
     @property
-    def finished(self) -> bool:
-        return self._finished
+    def unwanted(self) -> bool:
+        """Whether the caller has gone and nothing has begun."""
+        return self._caller_gone and not self._begun
 
-    def check_wanted(self) -> None:
-        """Raise `Abandoned` when the caller is gone: the last word before an operation begins."""
-        if self._caller_gone:
-            raise Abandoned
+    def begin(self) -> None:
+        """The last word before an operation begins: `Abandoned` when the caller is gone."""
+        with self._lock:
+            if self._caller_gone:
+                raise Abandoned
+            self._begun = True
 
-    async def result(self) -> T:
-        """What the work returned or raised; a cancelled caller unwinds at once."""
+    async def result(self, within: float | None = None) -> T:
+        """What the work returned or raised; a cancelled caller unwinds at once.
+
+        `TimeoutError` when the work has not begun `within` seconds: then it never will.
+        """
         try:
+            if within is not None:
+                await asyncio.wait((self._future,), timeout=within)
+                self._check_begun()
             await self._future
         except BaseException:  # cancelled, or the loop is closed and this coroutine with it
             with self._lock:
@@ -95,8 +114,15 @@ class Job(Generic[T]):
         finally:
             self._error = None  # a kept traceback would keep this frame, and it the error
 
+    def _check_begun(self) -> None:
+        with self._lock:
+            if not self._begun and not self._finished:
+                self._caller_gone = True
+                raise TimeoutError
+
     def perform(self) -> None:
         """Run the work, on the thread, unless its caller has gone already."""
+        self.thread.job = self
         if self.thread.ending:
             self._error = sqlite3.ProgrammingError("the interpreter is ending")
         elif not self._caller_gone:
@@ -106,13 +132,17 @@ class Job(Generic[T]):
                 pass
             except BaseException as error:
                 self._error = error
+        self._work = _nothing  # the context refers to this job, and the work to who knows what
+        self.thread.job = None
+        self.thread.leave()
         with self._lock:
             self._finished = True
             caller_gone = self._caller_gone
-        if caller_gone or not self._told(self._deliver):
+        if not self._told(self._deliver):
+            self._deliver()
+            caller_gone = True
+        if caller_gone:
             self._unheard(lambda undo: undo())
-        if self._after is not None and not self._told(self._after):
-            self._after()
 
     def _told(self, callback: Callable[..., object], *arguments: object) -> bool:
         """Have the loop call back; `False` when it is closed, and nobody waits any more."""
@@ -123,11 +153,14 @@ class Job(Generic[T]):
         return True
 
     def _marked(self) -> T:
+        self._outer = _inside.get()
         _inside.set(self)
         return self._work(self)
 
     def _deliver(self) -> None:
-        if not self._future.done():
+        if self._after is not None:
+            self._after()
+        if not self._future.done() and not self._loop.is_closed():
             self._future.set_result(None)
 
     def _unheard(self, run: Callable[[Callable[[], None]], None]) -> None:
@@ -151,20 +184,25 @@ class Hold:
         self.released = threading.Event()
 
 
+def _nothing(_: Job[Any]) -> Any:
+    raise AssertionError("a job is performed once")
+
+
 class DatabaseThread:
     """A daemon thread that performs jobs in the order they were put, until it is closed."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.busy = False
         self.closed = False
         self.ending = False
         self.hold: Hold | None = None
+        self.job: Job[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._foreign = False
+        self._in_line = 0
         # The thread's own frame refers to the connection: in a forked child that frame is never
         # unwound, so that the child's exit closes nothing of the parent's.
         self._thread = threading.Thread(
@@ -177,8 +215,8 @@ class DatabaseThread:
         """The running loop, if it may use the thread now; `RuntimeError` saying why it may not."""
         self.check_process()
         job = _inside.get()
-        if job is not None and job.thread is self and not job.finished:
-            raise RuntimeError(
+        if job is not None and job.runs_on(self):
+            raise Misuse(
                 "called back into the database from inside work that it is running: "
                 "that would wait for itself"
             )
@@ -186,7 +224,7 @@ class DatabaseThread:
         with self._lock:
             bound = self._loop
             if bound is not loop and bound is not None and bound.is_running():
-                raise RuntimeError(
+                raise Misuse(
                     "this database is in use by another running event loop: give each its own"
                 )
             self._loop = loop
@@ -194,9 +232,7 @@ class DatabaseThread:
 
     def check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError(
-                "this database was opened by another process: connect again after a fork"
-            )
+            raise Misuse("this database was opened by another process: connect again after a fork")
 
     def submit(
         self,
@@ -209,8 +245,19 @@ class DatabaseThread:
         with self._lock:
             if self.closed:
                 raise sqlite3.ProgrammingError("the database is closed")
+            self._in_line += 1
             self._jobs.put(job.perform)
         return job
+
+    @property
+    def busy(self) -> bool:
+        """Whether a caller's job is in line or under way."""
+        return self._in_line > 0
+
+    def leave(self) -> None:
+        """A caller's job is over."""
+        with self._lock:
+            self._in_line -= 1
 
     def later(self, call: Callable[[], None]) -> None:
         """Run a call that nobody waits for, after what is in line."""
@@ -256,19 +303,20 @@ class DatabaseThread:
     def discard(self) -> None:
         """Close once what is in line is done: nobody refers to the database any more."""
         if os.getpid() == self._pid and not self.closed:
-            warnings.warn("a database was dropped without aclose()", ResourceWarning, stacklevel=2)
             self.later(self.close)
+            warnings.warn("a database was dropped without aclose()", ResourceWarning, stacklevel=2)
 
     def _serve(self, connection: sqlite3.Connection) -> None:
         while not (self.closed and self._jobs.empty()):
             call = self._jobs.get()
-            self.busy = True
-            call()
+            try:
+                call()
+            except BaseException:
+                logger.exception("a call that nobody waits for failed")
             del call  # a finished job must not live on until the next one comes
             if self.hold is not None:
                 self._wait_for(self.hold)
                 self.hold = None
-            self.busy = False
 
     def _wait_for(self, hold: Hold) -> None:
         while not hold.released.wait(0.05):
@@ -290,9 +338,11 @@ class DatabaseThread:
             with self._lock:
                 if self._foreign:
                     self.connection.interrupt()
-                    if time.monotonic() >= give_up_at:
-                        logger.error("exit leaves work behind that did not end")
-                        return
+                job = self.job
+                owed = not self._foreign and not (job is not None and job.unwanted)
+            if not owed and time.monotonic() >= give_up_at:
+                logger.error("exit leaves work behind that did not end")
+                return
             self._thread.join(PATIENCE / 10)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import sqlite3
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from without_durability.checks import check_synchronous
 
@@ -17,14 +18,67 @@ _FACTORIES = ("row_factory", "text_factory")
 _MODES = ("autocommit", "isolation_level") if sys.version_info >= (3, 12) else ("isolation_level",)
 
 
+class FencedCursor(sqlite3.Cursor):
+    """The cursor an effect is handed: it runs nothing once the transaction is over.
+
+    A conflict clause ends a transaction without asking the authorizer, and a statement compiled
+    before that is not asked about either: it would commit by itself.
+    """
+
+    @property
+    def connection(self) -> Any:
+        return FencedConnection(super().connection)
+
+    def execute(self, *arguments: Any) -> FencedCursor:
+        self._check_transaction()
+        return super().execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> FencedCursor:
+        self._check_transaction()
+        return super().executemany(*arguments)
+
+    def _check_transaction(self) -> None:
+        if not self.connection.in_transaction:
+            raise sqlite3.OperationalError("the effect's transaction is over: nothing runs in it")
+
+
+class FencedConnection:
+    """The connection as an effect sees it: every cursor made through it is a `FencedCursor`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        vars(self)["_connection"] = connection
+
+    def cursor(self, factory: type[sqlite3.Cursor] = FencedCursor) -> sqlite3.Cursor:
+        return self._connection.cursor(factory)  # type: ignore[no-any-return]
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        return self.cursor().execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+        return self.cursor().executemany(*arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """No commit: the transaction is the store's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_connection"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._connection, name, value)
+
+
 def committed(connection: sqlite3.Connection, operation: Callable[[sqlite3.Cursor], T]) -> T:
     """Run `operation` under the write lock and commit, or roll all of it back.
 
     The caller sees the original error: a rollback that SQLite already did by itself (a full
     disk) is not attempted again, and no failing rollback hides what went wrong.
     """
-    connection.execute("BEGIN IMMEDIATE")
+    modes = _state(connection, _MODES)
     try:
+        connection.execute("BEGIN IMMEDIATE")
         cursor = connection.cursor()
         cursor.row_factory = None
         value = operation(cursor)
@@ -34,19 +88,9 @@ def committed(connection: sqlite3.Connection, operation: Callable[[sqlite3.Curso
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         raise
+    finally:
+        _restore(connection, modes)
     return value
-
-
-class EffectCursor(sqlite3.Cursor):
-    """The cursor an effect is handed: it runs nothing once the transaction has been ended."""
-
-    def execute(self, *arguments: Any) -> EffectCursor:
-        _check_still_open(self.connection)
-        return super().execute(*arguments)
-
-    def executemany(self, *arguments: Any) -> EffectCursor:
-        _check_still_open(self.connection)
-        return super().executemany(*arguments)
 
 
 def fenced_in(connection: sqlite3.Connection, effect: Callable[[sqlite3.Cursor], T]) -> T:
@@ -67,16 +111,19 @@ def fenced_in(connection: sqlite3.Connection, effect: Callable[[sqlite3.Cursor],
     check_not_async(effect)
     state = _state(connection, _FACTORIES)
     connection.set_authorizer(authorize)
+    cursor = connection.cursor(FencedCursor)
     try:
-        result = effect(connection.cursor(EffectCursor))
-    except sqlite3.Error as error:
-        if tried:
+        result = effect(cursor)
+        check_synchronous(result)
+    except BaseException as error:
+        let_go(error)
+        if tried and isinstance(error, sqlite3.Error):
             raise RuntimeError(_ENDED) from error
         raise
     finally:
+        cursor.close()
         connection.set_authorizer(None)
         _restore(connection, state)
-    check_synchronous(result)
     if tried or not connection.in_transaction:
         raise RuntimeError(_ENDED)
     return result
@@ -98,6 +145,9 @@ def handed_over(connection: sqlite3.Connection, work: Callable[[sqlite3.Connecti
     try:
         result = work(connection)
         check_synchronous(result)
+    except BaseException as error:
+        let_go(error)
+        raise
     finally:
         if connection.in_transaction:
             left_open = True
@@ -112,13 +162,22 @@ def handed_over(connection: sqlite3.Connection, work: Callable[[sqlite3.Connecti
 
 def check_not_async(work: Callable[..., object]) -> None:
     """`TypeError` for an `async` function, before anything of it runs."""
-    if inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__):
+    if any(
+        inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
+        for call in (work, type(work).__call__)
+    ):
         raise TypeError(f"{work!r} is async: work on a database is synchronous, on its thread")
 
 
-def _check_still_open(connection: sqlite3.Connection) -> None:
-    if not connection.in_transaction:
-        raise sqlite3.OperationalError("the effect's transaction is over: nothing more runs in it")
+def let_go(error: BaseException | None) -> None:
+    """Clear the frames an error keeps alive: a half-read cursor in one of them blocks the file.
+
+    Its statement would stay active for as long as somebody holds on to the error: no commit
+    succeeds beside an unfinished write, and an unfinished read keeps an old state of the file.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _state(connection: sqlite3.Connection, names: tuple[str, ...]) -> dict[str, Any]:

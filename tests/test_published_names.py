@@ -1,0 +1,364 @@
+"""The published names, signatures, fields and values: what a program written for them relies on."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pickle
+import time
+from datetime import datetime, timedelta
+from typing import Any, get_args
+
+import pytest
+
+import without_durability as core
+import without_durability_sqlite as sqlite
+from without_durability import interfaces, memory, stepwise, testing, worker
+from without_durability_sqlite import store
+
+MODULES = {
+    "interfaces": """Checkpointer Scheduler Durable SplitDurable Pass Recorded Written Entry
+        Delivery Interruption Contended Fenced claimed check_duration inbox_key LEASE BUDGET INBOX
+        INBOX_DIGITS""",
+    "durations": "Milliseconds",
+    "codec": "CheckpointCodec JsonCodec JSON",
+    "stepwise": """Run resume Outcome Completed Sleeping Blocked Suspended InputNeeded MessageNeeded
+        ScheduledWakeup Swallowed extending now_utc parse_deadline parse_bound StepKey Extend
+        Parse""",
+    "worker": "work passes ready waking TICK BLOCKING POOL CONTENDED RENEWALS",
+    "memory": "MemoryCheckpointer MemoryScheduler MemoryEffect Stored Claim",
+    "testing": "passing Clock",
+}
+PUBLISHED = [(module, name) for module, names in MODULES.items() for name in names.split()]
+
+SQLITE = [
+    "SCHEMA",
+    "SqliteEffect",
+    "Database",
+    "connect",
+    "migrate",
+    "SqliteCheckpointer",
+    "SqliteScheduler",
+    "SqliteDurable",
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLISHED)
+def test_a_core_name_is_its_modules_and_the_packages(module: str, name: str) -> None:
+    owner = importlib.import_module(f"without_durability.{module}")
+    assert getattr(owner, name) is getattr(core, name)
+    assert name in core.__all__
+
+
+@pytest.mark.parametrize("name", SQLITE)
+def test_a_sqlite_name_is_the_stores_and_the_packages(name: str) -> None:
+    assert getattr(store, name) is getattr(sqlite, name)
+    assert name in sqlite.__all__
+
+
+CONSTANTS = [
+    (interfaces.LEASE, timedelta(minutes=1)),
+    (interfaces.BUDGET, timedelta(minutes=5)),
+    (interfaces.INBOX, "inbox:"),
+    (interfaces.INBOX_DIGITS, 20),
+    (worker.TICK, timedelta(milliseconds=50)),
+    (worker.BLOCKING, timedelta(seconds=1)),
+    (worker.POOL, 20),
+    (worker.CONTENDED, timedelta(seconds=1)),
+    (worker.RENEWALS, 3),
+    (store.POLL, timedelta(milliseconds=50)),
+    (store.BUSY_TIMEOUT, core.Milliseconds(5000)),
+    (core.StepKey, str),
+    (core.JSON, core.JsonCodec()),
+    (get_args(core.Outcome)[1:], (core.Sleeping, core.Blocked)),
+]
+
+
+@pytest.mark.parametrize(("constant", "value"), CONSTANTS)
+def test_a_constant_has_its_published_value(constant: object, value: object) -> None:
+    assert constant == value
+
+
+# As in a `def`: names, order, kinds and defaults, each default under the name it is known by.
+DEFAULTS = {
+    "LEASE": interfaces.LEASE,
+    "BUDGET": interfaces.BUDGET,
+    "JSON": core.JSON,
+    "now_utc": stepwise.now_utc,
+    "TICK": worker.TICK,
+    "BLOCKING": worker.BLOCKING,
+    "POOL": worker.POOL,
+    "CONTENDED": worker.CONTENDED,
+    "POLL": store.POLL,
+    "BUSY_TIMEOUT": store.BUSY_TIMEOUT,
+    "time": time.time,
+    "monotonic": time.monotonic,
+    "None": None,
+    "workflow": "workflow",
+}
+
+SIGNATURES: dict[Any, str] = {
+    core.claimed: "checkpointer, workflow, budget=BUDGET, alive=LEASE",
+    core.check_duration: "name, duration",
+    core.inbox_key: "position",
+    core.resume: "holder, checkpointer, body, *, extend=None, now=now_utc",
+    core.extending: "checkpointer, granted=None, alive=None, now=now_utc",
+    core.now_utc: "",
+    core.parse_deadline: "key, recorded",
+    core.parse_bound: "key, recorded",
+    core.passing: "holder, checkpointer, recorded=None",
+    core.work: "durable, body, *, tick=TICK, within=BLOCKING, budget=BUDGET, contended=CONTENDED, "
+    "limit=POOL, now=now_utc, stopping=None",
+    core.passes: "durable, body, limit=POOL, *, lease=LEASE, budget=BUDGET, contended=CONTENDED, "
+    "now=now_utc",
+    core.ready: "scheduler, within=BLOCKING, idle=LEASE",
+    core.waking: "scheduler",
+    core.Run: "holder, checkpointer, recorded, extend, now=now_utc, claimed=..., reached=...",
+    core.Run.step: "self, key, effect, parse, *, within=None",
+    core.Run.transact: "self, key, effect, parse, *, within=None",
+    core.Run.sleep: "self, key, duration",
+    core.Run.awaiting: "self, key, parse",
+    core.Run.receive: "self, key, *, after=None, limit=None",
+    core.Run.pending: "self, key, *, after=None, limit=None",
+    core.Run.claim: "self, key",
+    core.Run.note: "self, suspension",
+    core.Pass: "workflow, token",
+    core.Recorded: "value, first",
+    core.Written: "value, at",
+    core.Entry: "key, value",
+    core.Delivery: "workflow, receipt",
+    core.Milliseconds: "count",
+    core.Milliseconds.of: "duration",
+    core.Completed: "value",
+    core.Sleeping: "key, due",
+    core.Blocked: "waiting, listening",
+    core.Suspended: "key, waiting",
+    core.InputNeeded: "key",
+    core.MessageNeeded: "key",
+    core.ScheduledWakeup: "key, due",
+    core.SplitDurable: "checkpointer, scheduler",
+    core.MemoryCheckpointer: "hashes=..., claims=..., codec=JSON, now=now_utc, data=..., *, "
+    "clock=monotonic",
+    core.MemoryScheduler: "queue=..., sleeping=..., outstanding=..., arrived=..., receipts=..., "
+    "lease=LEASE, *, clock=monotonic",
+    core.Stored: "encoded, at",
+    core.Claim: "token, held_until, alive_until, alive",
+    sqlite.Database: "connection, guard=..., *, clock=time",
+    sqlite.Database.run: "self, work",
+    sqlite.Database.aclose: "self",
+    sqlite.connect: "path, *, timeout=BUSY_TIMEOUT, clock=time",
+    sqlite.migrate: "database",
+    sqlite.SqliteCheckpointer: "database, codec=JSON",
+    sqlite.SqliteScheduler: "database, namespace=workflow, lease=LEASE, poll=POLL, now=now_utc",
+    sqlite.SqliteDurable: "checkpointer, scheduler",
+    store.transacted: "connection, work",
+}
+
+
+def spelled(call: Any) -> str:
+    """A signature in the notation above."""
+    parts: list[str] = []
+    for parameter in inspect.signature(call).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        assert parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        default = parameter.default
+        if default is parameter.empty:
+            parts.append(parameter.name)
+        else:
+            parts.append(f"{parameter.name}={known_as(default)}")
+    return ", ".join(parts)
+
+
+def known_as(default: object) -> str:
+    if repr(default) == "<factory>":  # made anew for each instance
+        return "..."
+    return next((name for name, value in DEFAULTS.items() if value is default), repr(default))
+
+
+@pytest.mark.parametrize("call", SIGNATURES, ids=lambda call: call.__qualname__)
+def test_a_call_has_its_published_signature(call: Any) -> None:
+    assert spelled(call) == SIGNATURES[call]
+
+
+METHODS: dict[str, dict[str, str]] = {
+    "Checkpointer": {
+        "load": "workflow",
+        "history": "workflow",
+        "claim": "workflow, budget, alive",
+        "extend": "holder, budget, alive",
+        "renew": "holder, alive",
+        "record": "holder, key, value",
+        "transact": "holder, key, effect",
+        "supply": "workflow, key, value",
+        "append": "workflow, value",
+        "discard": "workflow",
+        "release": "holder",
+    },
+    "Scheduler": {
+        "prepare": "",
+        "make_ready": "workflow",
+        "wake_at": "delivery, when",
+        "wake_due": "now",
+        "next_ready": "within",
+        "reclaim": "idle",
+        "extend": "delivery, within",
+        "cancel": "workflow",
+        "done": "delivery",
+    },
+    "Durable": {
+        "arrive": "workflow, key, value",
+        "deliver": "workflow, value",
+        "delete": "workflow",
+    },
+}
+IMPLEMENTED_BY: dict[str, list[Any]] = {
+    "Checkpointer": [core.Checkpointer, core.MemoryCheckpointer, sqlite.SqliteCheckpointer],
+    "Scheduler": [core.Scheduler, core.MemoryScheduler, sqlite.SqliteScheduler],
+    "Durable": [core.Durable, core.SplitDurable, sqlite.SqliteDurable],
+}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kind"),
+    [(protocol, kind) for protocol, kinds in IMPLEMENTED_BY.items() for kind in kinds],
+)
+def test_every_store_has_the_methods_of_its_protocol(protocol: str, kind: Any) -> None:
+    for name, parameters in METHODS[protocol].items():
+        method = getattr(kind, name)
+        assert inspect.iscoroutinefunction(method), f"{kind.__name__}.{name} is not async"
+        assert spelled(method).removeprefix("self").removeprefix(", ") == parameters
+
+
+@pytest.mark.parametrize("kind", [core.MemoryScheduler, sqlite.SqliteScheduler])
+def test_a_scheduler_has_what_is_optional_and_schedule(kind: Any) -> None:
+    assert spelled(kind.schedule) == "self, workflow, visible_at"
+    assert spelled(kind.holds) == "self, delivery"
+
+
+def test_what_is_a_property_and_what_a_generator() -> None:
+    assert isinstance(core.Scheduler.lease, property)
+    assert isinstance(core.Durable.checkpointer, property)
+    assert isinstance(core.Durable.scheduler, property)
+    assert isinstance(core.Run.workflow, property)
+    assert isinstance(core.Milliseconds.duration, property)
+    assert isinstance(core.Blocked.keys, property)
+    assert inspect.isasyncgenfunction(core.ready)
+    assert inspect.iscoroutinefunction(core.resume)
+    assert inspect.iscoroutinefunction(core.waking(core.MemoryScheduler()))
+
+
+FROZEN = [
+    core.Pass,
+    core.Recorded,
+    core.Written,
+    core.Entry,
+    core.Delivery,
+    core.Milliseconds,
+    core.Completed,
+    core.Sleeping,
+    core.Blocked,
+    core.Run,
+    core.SplitDurable,
+    core.JsonCodec,
+    core.MemoryCheckpointer,
+    core.MemoryScheduler,
+    core.Stored,
+    core.Claim,
+    sqlite.Database,
+    sqlite.SqliteCheckpointer,
+    sqlite.SqliteScheduler,
+    sqlite.SqliteDurable,
+]
+
+
+@pytest.mark.parametrize("kind", FROZEN)
+def test_a_value_is_a_frozen_slotted_dataclass(kind: Any) -> None:
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen
+    assert "__slots__" in vars(kind)
+    assert "__dict__" not in dir(kind)
+
+
+def fields(kind: Any, flag: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if getattr(field, flag)]
+
+
+def test_what_is_left_out_of_repr_and_eq() -> None:
+    assert fields(sqlite.Database, "repr") == ["connection"]
+    assert fields(sqlite.Database, "compare") == ["connection"]
+    published = ["database", "namespace", "lease", "poll", "now"]
+    assert fields(sqlite.SqliteScheduler, "repr") == published
+    assert fields(sqlite.SqliteScheduler, "compare") == published
+    assert fields(sqlite.SqliteScheduler, "init") == published
+
+
+async def test_derived_seconds_follow_from_the_durations(database: sqlite.Database) -> None:
+    scheduler = sqlite.SqliteScheduler(database, lease=timedelta(seconds=3))
+    assert (scheduler.lease_seconds, scheduler.poll_seconds) == (3.0, 0.05)
+
+
+def test_memory_stores_start_empty_and_share_nothing() -> None:
+    first, second = memory.MemoryCheckpointer(), memory.MemoryCheckpointer()
+    assert (first.hashes, first.claims, first.data) == ({}, {}, {})
+    assert first.hashes is not second.hashes
+    queue, other = memory.MemoryScheduler(), memory.MemoryScheduler()
+    assert (list(queue.queue), queue.sleeping, queue.outstanding) == ([], {}, {})
+    assert queue.arrived is not other.arrived
+
+
+def test_milliseconds_are_whole() -> None:
+    assert core.Milliseconds(1500).duration == timedelta(seconds=1.5)
+    assert core.Milliseconds.of(timedelta(seconds=1.5)) == core.Milliseconds(1500)
+    with pytest.raises(ValueError, match="whole"):
+        core.Milliseconds.of(timedelta(microseconds=1500))
+
+
+@pytest.mark.parametrize("length", [timedelta(0), timedelta(seconds=-1)])
+def test_check_duration_names_what_is_not_positive(length: timedelta) -> None:
+    core.check_duration("patience", timedelta(microseconds=1))
+    with pytest.raises(ValueError, match="patience"):
+        core.check_duration("patience", length)
+
+
+@pytest.mark.parametrize("kind", [core.Contended, core.Fenced])
+def test_signals_carry_facts_and_pickle_and_no_except_exception_swallows_them(kind: Any) -> None:
+    facts = {"workflow": "w", "token": 3} if kind is core.Fenced else {"workflow": "w"}
+    assert issubclass(kind, core.Interruption)
+    assert not issubclass(core.Interruption, Exception)
+    plain, full = kind("only text"), kind("text", **facts)
+    assert str(plain) == "only text"
+    assert plain.workflow is None
+    for error in (plain, full):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), copy.args, vars(copy)) == (kind, error.args, vars(error))
+    assert vars(full) == facts
+    with pytest.raises(TypeError):
+        kind("text", "w")
+
+
+def test_suspensions_are_interruptions_and_swallowed_is_not() -> None:
+    due = testing.Clock().now()
+    for error in (core.InputNeeded("k"), core.MessageNeeded("k"), core.ScheduledWakeup("k", due)):
+        assert isinstance(error, core.Suspended)
+        assert isinstance(error, core.Interruption)
+        assert error.key == "k"
+        assert isinstance(error.waiting, str)
+    assert core.ScheduledWakeup("k", due).due == due
+    assert issubclass(core.Swallowed, Exception)
+
+
+def test_blocked_waits_for_something() -> None:
+    blocked = core.Blocked(frozenset({"b"}), frozenset({"c", "a"}))
+    assert blocked.keys == ("a", "b", "c")
+    with pytest.raises(ValueError, match="key"):
+        core.Blocked(frozenset(), frozenset())
+
+
+def test_the_clock_moves_when_told_to_and_only_then() -> None:
+    clock = testing.Clock(datetime.fromisoformat("2030-01-01T02:00:00+02:00"))
+    assert clock.now().isoformat() == "2030-01-01T00:00:00+00:00"
+    assert clock.seconds() == clock.now().timestamp()
+    clock.advance(timedelta(seconds=-1.5))
+    assert clock.now().isoformat() == "2029-12-31T23:59:58.500000+00:00"
