@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stores import Stores, over_sqlite
-from without_durability import LEASE, Fenced, Pass
+from without_durability import LEASE, Fenced, Pass, claimed
 from without_durability.testing import Clock
 from without_durability_sqlite import Database, SqliteCheckpointer, migrate
 from without_durability_sqlite.store import transacted
@@ -576,3 +576,16 @@ async def test_a_fault_at_any_statement_leaves_all_of_a_migration_or_none_of_it(
         assert "COMMIT" in failed_at
         faulty.arm(0, False)
         await scene.set()
+
+
+async def test_an_effect_that_takes_its_own_claim_away_is_fenced(database):
+    store = SqliteCheckpointer(database)
+    holder = await claimed(store, "w")
+
+    def effect(cursor: sqlite3.Cursor) -> None:
+        cursor.execute("DELETE FROM workflow_claim")
+
+    with pytest.raises(Fenced):
+        await store.transact(holder, "k", effect)
+    assert await store.load("w") == {}
+    assert await store.renew(holder, timedelta(minutes=1)), "what the effect did was kept"

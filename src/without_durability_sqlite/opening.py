@@ -111,11 +111,10 @@ def main_file(connection: sqlite3.Connection) -> str:
     """The file behind the connection's main database; empty for one in memory."""
     cursor = connection.cursor()
     cursor.row_factory = None
-    for row in cursor.execute(
+    ((file,),) = cursor.execute(
         "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
-    ).fetchall():
-        return os.fsdecode(row[0] or b"")
-    return ""
+    ).fetchall()
+    return os.fsdecode(file or b"")
 
 
 class OpenFile:

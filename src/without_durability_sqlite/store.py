@@ -303,7 +303,8 @@ class Database:
         """Run `operation(cursor, now)` as one transaction: the lock first, then the clock.
 
         It begins when it holds the write lock: if its caller was cancelled by then, nothing
-        happens (C17). `undo` gives back what was granted to a caller that never heard of it.
+        happens (C17). `undo` gives back what was granted (not `None`) to a caller that never
+        heard of it.
         `TimeoutError`, and nothing happens, when it has not begun `within` seconds.
         """
 
@@ -445,8 +446,8 @@ class SqliteCheckpointer:
             return None
 
         def undo(cursor: sqlite3.Cursor, now: float, holder: Pass | None) -> None:
-            if holder is not None:
-                cursor.execute(RELEASE, _holder(holder))
+            assert holder is not None
+            cursor.execute(RELEASE, _holder(holder))
 
         return await self.database.write(operation, undo)
 
@@ -709,8 +710,8 @@ class SqliteScheduler:
             )
 
     def _put_back(self, cursor: sqlite3.Cursor, now: float, delivery: Delivery | None) -> None:
-        if delivery is not None:
-            cursor.execute(SUSPEND, self._held(delivery) | {"when": now})
+        assert delivery is not None
+        cursor.execute(SUSPEND, self._held(delivery) | {"when": now})
 
 
 @dataclass(frozen=True, slots=True)
