@@ -84,3 +84,27 @@ def test_the_order_example_proves_its_books(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PROOF holds: 6 orders; stock moved 6 times" in done.stdout
+
+
+def test_every_test_that_a_guarantee_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/guarantees.md").read_text("utf-8")))
+    assert named
+    assert named - tests_by_name() == set()
+
+
+@pytest.mark.parametrize(
+    "clause",
+    [f"c{n}" for n in range(1, 20)]
+    + [f"s{n}" for n in range(1, 12)]
+    + [f"d{n}" for n in (1, 2, 3, 4)],
+)
+def test_every_clause_is_cited_by_a_test(clause: str) -> None:
+    assert any(f"_{clause}_" in name for name in tests_by_name())
+
+
+def tests_by_name() -> set[str]:
+    return {
+        name
+        for page in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", page.read_text(encoding="utf-8"))
+    }
