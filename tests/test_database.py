@@ -1,20 +1,15 @@
-"""`Database`: what it refuses, who is on the connection when, and how it closes (sqlite.md)."""
+"""A `Database`: what it refuses to be made of, and what `run` promises."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
-import logging
 import os
 import sqlite3
 import sys
 import threading
 import time
-import warnings
-import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
@@ -23,90 +18,22 @@ from typing import Any
 
 import pytest
 
-from stores import Stores, over_sqlite
+from stores import over_sqlite
+from thread_gates import (
+    HANG,
+    NOW,
+    Gate,
+    database_threads,
+    fail,
+    in_time,
+    plain,
+    stays_outside,
+    until,
+)
 from without_durability import LEASE
-from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate, store
+from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate
 
-HANG = 10.0
-"""Seconds that bound a hang; no test waits for them to pass."""
-
-NOW = timedelta(0)
-THREAD = "without_durability_sqlite"
-
-
-class Gate:
-    """Work that says when it is inside and stays there until it is opened."""
-
-    def __init__(self, then: Callable[[], object] = lambda: "done") -> None:
-        self.entered = threading.Event()
-        self.opened = threading.Event()
-        self.left = threading.Event()
-        self.then = then
-
-    def __call__(self, subject: Any) -> object:
-        self.entered.set()
-        assert self.opened.wait(HANG), "nobody opened the gate"
-        self.left.set()
-        return self.then()
-
-    async def reached(self) -> None:
-        await until(self.entered.is_set)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(HANG):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-async def stays_outside(task: asyncio.Task[Any]) -> None:
-    done, _ = await asyncio.wait({task}, timeout=0.1)
-    assert not done, "it went ahead past somebody who was inside"
-
-
-async def in_time(awaitable: Any) -> Any:
-    async with asyncio.timeout(HANG):
-        return await awaitable
-
-
-def plain(path: Path, **settings: Any) -> sqlite3.Connection:
-    return sqlite3.connect(path, **{"isolation_level": None, "check_same_thread": False} | settings)
-
-
-def database_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == THREAD]
-
-
-def own_guard() -> tuple[asyncio.Lock, ...]:
-    return ()
-
-
-def plain_lock() -> tuple[asyncio.Lock, ...]:
-    return (asyncio.Lock(),)
-
-
-@pytest.fixture(params=[own_guard, plain_lock], ids=lambda guard: guard.__name__)
-async def guarded(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[Database]:
-    """A migrated database under its own guard, and under an `asyncio.Lock` passed to it."""
-    connection = plain(path)
-    connection.execute("PRAGMA journal_mode = WAL")
-    async with Database(connection, *request.param()) as database:
-        await migrate(database)
-        yield database
-
-
-@pytest.fixture
-def stores_over(database: Database, clock: Any) -> Stores:
-    return over_sqlite(database, clock)
-
-
-@pytest.fixture
-def other(path: Path) -> Iterator[sqlite3.Connection]:
-    with closing(plain(path, timeout=HANG)) as other:
-        yield other
-
-
-# --- what the constructor refuses -------------------------------------------------------------
+# --- what the constructor refuses ---------------------------------------------------------------
 
 
 def closed(path: Path) -> sqlite3.Connection:
@@ -191,7 +118,7 @@ async def test_a_guard_serves_one_database_only(path, database):
         Database(connection, database.guard)
 
 
-# --- run --------------------------------------------------------------------------------------
+# --- run ----------------------------------------------------------------------------------------
 
 
 async def test_work_runs_on_one_other_thread_with_nobody_else_on_the_connection(guarded):
@@ -238,13 +165,6 @@ async def test_what_waits_in_line_for_a_cancelled_caller_never_runs(guarded):
     await in_time(first)
     await in_time(guarded.run(lambda connection: None))
     assert ran == []
-
-
-def fail(error: BaseException) -> Callable[..., Any]:
-    def failing(*_: object) -> Any:
-        raise error
-
-    return failing
 
 
 async def test_an_error_after_its_caller_has_gone_reaches_the_loops_exception_handler(guarded):
@@ -440,183 +360,7 @@ async def test_a_stop_iteration_reaches_the_caller_as_the_cause_of_a_runtime_err
     assert await in_time(guarded.run(lambda connection: 1)) == 1
 
 
-# --- callbacks --------------------------------------------------------------------------------
-
-CALLS: dict[str, Callable[[Database], Any]] = {
-    "run": lambda database: database.run(lambda connection: 1),
-    "supply": lambda database: SqliteCheckpointer(database).supply("v", "k", 1),
-    "load": lambda database: SqliteCheckpointer(database).load("v"),
-    "migrate": lambda database: migrate(database),
-    "guard": lambda database: database.guard.acquire(),
-    "aclose": lambda database: database.aclose(),
-}
-
-
-def directly(coroutine: Any, loop: asyncio.AbstractEventLoop) -> object:
-    own = asyncio.new_event_loop()
-    try:
-        return own.run_until_complete(asyncio.wait_for(coroutine, 3))
-    finally:
-        own.close()
-
-
-def through_the_loop(coroutine: Any, loop: asyncio.AbstractEventLoop) -> object:
-    return asyncio.run_coroutine_threadsafe(coroutine, loop).result(3)
-
-
-@pytest.mark.parametrize("back", [directly, through_the_loop])
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("inside", ["work", "effect"])
-async def test_a_call_back_into_the_database_is_refused_at_once(database, inside, call, back):
-    loop = asyncio.get_running_loop()
-    records = SqliteCheckpointer(database)
-    holder = await records.claim("w", LEASE, LEASE)
-
-    def calls_back(subject: Any) -> str:
-        with pytest.raises(RuntimeError, match="back into the database"):
-            back(CALLS[call](database), loop)
-        return "refused"
-
-    if inside == "work":
-        assert await in_time(database.run(calls_back)) == "refused"
-    else:
-        assert await in_time(records.transact(holder, "k", calls_back)) == "refused"
-    assert await in_time(records.supply("after", "k", 1)) == 1
-
-
-@pytest.mark.parametrize("call", ["run", "supply", "aclose"])
-async def test_a_call_back_under_a_lock_of_the_applications_is_refused_at_once(guarded, call):
-    loop = asyncio.get_running_loop()
-
-    def calls_back(connection: sqlite3.Connection) -> str:
-        with pytest.raises(RuntimeError, match="back into the database"):
-            through_the_loop(CALLS[call](guarded), loop)
-        return "refused"
-
-    assert await in_time(guarded.run(calls_back)) == "refused"
-
-
-async def test_a_call_back_by_way_of_another_database_is_refused_at_once(database, tmp_path):
-    loop = asyncio.get_running_loop()
-    async with connect(tmp_path / "second.db") as second:
-
-        def innermost(connection: sqlite3.Connection) -> str:
-            with pytest.raises(RuntimeError, match="back into the database"):
-                through_the_loop(database.run(lambda connection: 1), loop)
-            return "refused"
-
-        def outermost(connection: sqlite3.Connection) -> object:
-            return asyncio.run_coroutine_threadsafe(second.run(innermost), loop).result(6)
-
-        assert await in_time(database.run(outermost)) == "refused"
-
-
-async def test_another_database_may_be_used_from_inside(database, tmp_path):
-    loop = asyncio.get_running_loop()
-    async with connect(tmp_path / "second.db") as second:
-        assert (
-            await in_time(
-                database.run(lambda connection: through_the_loop(second.run(lambda c: 7), loop))
-            )
-            == 7
-        )
-
-
-async def test_a_task_merely_started_from_inside_is_served_once_that_work_has_ended(guarded):
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-
-    async def later() -> object:
-        await ended.wait()
-        return await SqliteCheckpointer(guarded).supply("w", "k", 1)
-
-    started = await guarded.run(lambda connection: asyncio.run_coroutine_threadsafe(later(), loop))
-    ended.set()
-    assert await in_time(asyncio.wrap_future(started)) == 1
-
-
-# --- the guard --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("call", ["run", "supply", "aclose"])
-async def test_holding_the_guard_keeps_everybody_out(guarded, call):
-    async with guarded.guard:
-        assert guarded.guard.locked()
-        task = asyncio.create_task(CALLS[call](guarded))
-        await stays_outside(task)
-        guarded.connection.execute("BEGIN IMMEDIATE")
-        guarded.connection.execute("CREATE TABLE app (n)")
-        await stays_outside(task)
-        guarded.connection.execute("COMMIT")
-    await in_time(task)
-
-
-@pytest.mark.parametrize("call", ["run", "supply", "aclose"])
-async def test_cancelled_callers_do_not_lift_somebody_elses_guard(guarded, call):
-    async with guarded.guard:
-        task = asyncio.create_task(CALLS[call](guarded))
-        await stays_outside(task)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await in_time(task)
-        following = asyncio.create_task(guarded.run(lambda connection: 1))
-        await stays_outside(following)
-    assert await in_time(following) == 1, "the cancelled caller left it open and usable"
-
-
-async def test_a_cancelled_wait_for_the_guard_leaves_nobody_outside_for_ever(guarded):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
-    waiter = asyncio.create_task(guarded.guard.acquire())
-    await stays_outside(waiter)
-    waiter.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(waiter)
-    gate.opened.set()
-    await in_time(task)
-    assert await in_time(guarded.run(lambda connection: 1)) == 1
-
-
-async def test_the_guard_is_not_had_while_a_thread_is_inside_for_a_cancelled_caller(guarded):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
-    task.cancel()
-    waiter = asyncio.create_task(guarded.guard.acquire())
-    await stays_outside(waiter)
-    gate.opened.set()
-    await in_time(waiter)
-    assert gate.left.is_set()
-    guarded.guard.release()
-    assert await in_time(guarded.run(lambda connection: 1)) == 1
-
-
-async def test_the_guard_is_had_in_turn_while_others_keep_the_thread_busy(guarded):
-    enough = asyncio.Event()
-
-    async def keeps_busy() -> None:
-        while not enough.is_set():
-            await guarded.run(lambda connection: None)
-
-    busy = [asyncio.create_task(keeps_busy()) for _ in range(3)]
-    try:
-        await guarded.run(lambda connection: None)
-        async with asyncio.timeout(2):
-            await guarded.guard.acquire()
-        guarded.guard.release()
-    finally:
-        enough.set()
-        await in_time(asyncio.gather(*busy))
-
-
-async def test_releasing_a_guard_that_nobody_holds_is_an_error(guarded):
-    await until(lambda: not guarded.guard.locked())
-    with pytest.raises(RuntimeError):
-        guarded.guard.release()
-
-
-# --- the file underneath ----------------------------------------------------------------------
+# --- the file underneath ------------------------------------------------------------------------
 
 
 def deleted(path: Path) -> None:
@@ -661,215 +405,3 @@ async def test_a_store_in_memory_has_no_file_to_lose():
     async with connect(":memory:") as database:
         await migrate(database)
         assert await SqliteCheckpointer(database).supply("w", "k", 1) == 1
-
-
-# --- closing ----------------------------------------------------------------------------------
-
-
-async def test_closing_twice_is_fine(guarded):
-    await in_time(guarded.aclose())
-    await in_time(guarded.aclose())
-
-
-async def test_closing_concurrently_is_fine(guarded):
-    await in_time(asyncio.gather(*(guarded.aclose() for _ in range(5))))
-
-
-async def test_closing_waits_until_nobody_is_inside(guarded):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
-    close = asyncio.create_task(guarded.aclose())
-    await stays_outside(close)
-    gate.opened.set()
-    await in_time(close)
-    assert await in_time(task) == "done"
-
-
-async def test_a_close_cancelled_while_it_waits_leaves_the_database_open(guarded):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
-    close = asyncio.create_task(guarded.aclose())
-    await stays_outside(close)
-    close.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(close)
-    gate.opened.set()
-    await in_time(task)
-    assert await in_time(SqliteCheckpointer(guarded).supply("w", "k", 1)) == 1
-
-
-async def test_a_close_that_waits_long_says_so(guarded, caplog, monkeypatch):
-    monkeypatch.setattr(store, "PATIENCE", 0.01)
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
-    close = asyncio.create_task(guarded.aclose())
-    with caplog.at_level(logging.WARNING, THREAD):
-        await until(lambda: "aclose waits" in caplog.text)
-    gate.opened.set()
-    await in_time(asyncio.gather(task, close))
-
-
-@pytest.mark.parametrize("ends", [lambda: None, fail(LookupError())], ids=["returns", "raises"])
-async def test_async_with_closes_on_the_way_out(path, ends):
-    with suppress(LookupError):
-        async with connect(path) as database:
-            ends()
-    with pytest.raises(sqlite3.ProgrammingError):
-        database.connection.execute("SELECT 1")
-    database._thread._thread.join(HANG)
-    assert not database._thread._thread.is_alive()
-
-
-@pytest.mark.parametrize("call", [name for name in CALLS if name != "aclose"])
-async def test_use_after_closing_is_a_programming_error(path, call):
-    async with connect(path) as database:
-        await migrate(database)
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        await in_time(CALLS[call](database))
-
-
-@pytest.mark.parametrize("call", ["run", "supply", "load"])
-async def test_what_waits_behind_a_close_is_a_programming_error_too(guarded, call):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
-    close = asyncio.create_task(guarded.aclose())
-    await stays_outside(close)
-    behind = asyncio.create_task(CALLS[call](guarded))
-    await stays_outside(behind)
-    gate.opened.set()
-    await in_time(asyncio.gather(task, close))
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        await in_time(behind)
-
-
-# --- threads, tasks, memory -------------------------------------------------------------------
-
-
-async def test_k25_a_full_default_executor_delays_nobody(database):
-    loop = asyncio.get_running_loop()
-    pool = ThreadPoolExecutor(4)
-    loop.set_default_executor(pool)
-    records = SqliteCheckpointer(database)
-
-    def blocks(number: int) -> object:
-        call = asyncio.run_coroutine_threadsafe(records.supply("w", f"k{number}", number), loop)
-        return call.result(HANG)
-
-    answers = await in_time(asyncio.gather(*(asyncio.to_thread(blocks, n) for n in range(4))))
-    assert answers == [0, 1, 2, 3]
-    full = threading.Event()
-    blocked = [loop.run_in_executor(None, full.wait, HANG) for _ in range(8)]
-    try:
-        holder = await in_time(records.claim("w", LEASE, LEASE))
-        assert await in_time(records.renew(holder, LEASE))
-        assert await in_time(database.run(lambda connection: 1)) == 1
-        assert not any(future.done() for future in blocked)
-    finally:
-        full.set()
-        await asyncio.gather(*blocked)
-
-
-async def test_k2_cancelling_every_task_keeps_others_out_of_the_running_transaction(database):
-    records = SqliteCheckpointer(database)
-    holder = await records.claim("w", LEASE, LEASE)
-    gate = Gate(fail(LookupError("late")))
-
-    def effect(cursor: sqlite3.Cursor) -> object:
-        cursor.execute("CREATE TABLE app (n)")
-        return gate(cursor)
-
-    reports: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, report: reports.append(report))
-    task = asyncio.create_task(records.transact(holder, "k", effect))
-    await gate.reached()
-    for each in asyncio.all_tasks() - {asyncio.current_task()}:
-        each.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(task)
-    following = asyncio.create_task(records.supply("other", "k", "v"))
-    await stays_outside(following)
-    gate.opened.set()
-    assert await in_time(following) == "v"
-    assert await records.load("other") == {"k": "v"}
-    assert await records.load("w") == {}
-    await until(lambda: bool(reports))
-
-
-def drop(held: list[Database]) -> None:
-    held.clear()
-    gc.collect()
-
-
-async def dropped(held: list[Database]) -> None:
-    """Drop it and see its thread end: whoever let go of it last, this thread or that one."""
-    thread = held[0]._thread._thread
-
-    def has_ended() -> bool:
-        drop(held)
-        return not thread.is_alive()
-
-    await until(has_ended)
-
-
-@pytest.mark.parametrize("guard", [own_guard, plain_lock])
-async def test_a_dropped_database_warns_and_lets_its_thread_end(path, guard):
-    held = [Database(plain(path), *guard())]
-    await migrate(held[0])
-    with pytest.warns(ResourceWarning, match="aclose"):
-        await dropped(held)
-
-
-async def test_a_dropped_database_lets_its_thread_end_where_warnings_are_errors(path, monkeypatch):
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    held = [connect(path)]
-    thread = held[0]._thread
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ResourceWarning)
-        drop(held)
-    thread._thread.join(1)
-    still_there = thread._thread.is_alive()
-    if still_there:
-        thread.later(thread.close)
-    assert not still_there
-
-
-@pytest.mark.parametrize("raises", [False, True])
-async def test_finished_work_is_let_go_while_the_database_idles(guarded, raises):
-    def work(connection: sqlite3.Connection) -> None:
-        if raises:
-            raise LookupError
-
-    gone = weakref.ref(work)
-    with suppress(LookupError):
-        await guarded.run(work)
-    del work
-    await asyncio.sleep(0)
-
-    def let_go() -> bool:
-        gc.collect()
-        return gone() is None
-
-    await until(let_go)
-
-
-async def test_a_cancelled_callers_work_is_let_go_too(guarded):
-    gate = Gate()
-    gone = weakref.ref(gate)
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(task)
-    gate.opened.set()
-    del gate, task
-
-    def let_go() -> bool:
-        gc.collect()
-        return gone() is None
-
-    await until(let_go)

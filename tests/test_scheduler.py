@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from contract import GatedClock, cancelled, write_lock
 from stores import Stores, over_sqlite
-from test_checkpointer import GatedClock, cancelled, write_lock
 from without_durability import LEASE, Delivery, MemoryScheduler, Milliseconds
 from without_durability.testing import Clock
 from without_durability_sqlite import (

@@ -1,0 +1,99 @@
+"""Gates for work on a database's thread, and databases under either kind of guard."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from without_durability_sqlite import Database, SqliteCheckpointer, migrate
+
+HANG = 10.0
+"""Seconds that bound a hang; no test waits for them to pass."""
+
+NOW = timedelta(0)
+THREAD = "without_durability_sqlite"
+
+
+class Gate:
+    """Work that says when it is inside and stays there until it is opened."""
+
+    def __init__(self, then: Callable[[], object] = lambda: "done") -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+        self.left = threading.Event()
+        self.then = then
+
+    def __call__(self, subject: Any) -> object:
+        self.entered.set()
+        assert self.opened.wait(HANG), "nobody opened the gate"
+        self.left.set()
+        return self.then()
+
+    async def reached(self) -> None:
+        await until(self.entered.is_set)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def stays_outside(task: asyncio.Task[Any]) -> None:
+    done, _ = await asyncio.wait({task}, timeout=0.1)
+    assert not done, "it went ahead past somebody who was inside"
+
+
+async def in_time(awaitable: Any) -> Any:
+    async with asyncio.timeout(HANG):
+        return await awaitable
+
+
+def plain(path: Path, **settings: Any) -> sqlite3.Connection:
+    return sqlite3.connect(path, **{"isolation_level": None, "check_same_thread": False} | settings)
+
+
+def database_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+
+
+def own_guard() -> tuple[asyncio.Lock, ...]:
+    return ()
+
+
+def plain_lock() -> tuple[asyncio.Lock, ...]:
+    return (asyncio.Lock(),)
+
+
+def fail(error: BaseException) -> Callable[..., Any]:
+    def failing(*_: object) -> Any:
+        raise error
+
+    return failing
+
+
+CALLS: dict[str, Callable[[Database], Any]] = {
+    "run": lambda database: database.run(lambda connection: 1),
+    "supply": lambda database: SqliteCheckpointer(database).supply("v", "k", 1),
+    "load": lambda database: SqliteCheckpointer(database).load("v"),
+    "migrate": lambda database: migrate(database),
+    "guard": lambda database: database.guard.acquire(),
+    "aclose": lambda database: database.aclose(),
+}
+
+
+def directly(coroutine: Any, loop: asyncio.AbstractEventLoop) -> object:
+    own = asyncio.new_event_loop()
+    try:
+        return own.run_until_complete(asyncio.wait_for(coroutine, 3))
+    finally:
+        own.close()
+
+
+def through_the_loop(coroutine: Any, loop: asyncio.AbstractEventLoop) -> object:
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result(3)
