@@ -89,7 +89,7 @@ def test_the_order_example_proves_its_books(tmp_path: Path) -> None:
 def test_every_test_that_a_guarantee_names_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/guarantees.md").read_text("utf-8")))
     assert named
-    assert named - tests_by_name() == set()
+    assert named - names_of_tests() == set()
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_every_test_that_a_guarantee_names_exists() -> None:
     + [f"d{n}" for n in (1, 2, 3, 4)],
 )
 def test_every_clause_is_cited_by_a_test(clause: str) -> None:
-    assert any(f"_{clause}_" in name for name in tests_by_name())
+    assert any(f"_{clause}_" in name for name in names_of_tests())
 
 
-def tests_by_name() -> set[str]:
+def names_of_tests() -> set[str]:
     return {
         name
         for page in (ROOT / "tests").rglob("test_*.py")

@@ -8,8 +8,7 @@ from contextlib import suppress
 import pytest
 
 from stores import Stores
-from without_durability import Blocked, Completed, Fenced, Run, claimed, resume
-from without_durability.underway import step_under_way
+from without_durability import Blocked, Completed, Fenced, Run, claimed, passing, resume
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -149,6 +148,37 @@ async def test_a_branch_begins_no_step_once_its_pass_is_over(stores: Stores):
     assert slow.times == 0
 
 
-async def test_a_step_outside_of_resume_is_nobodys_business():
-    with step_under_way():
-        pass
+async def test_a_pass_within_a_pass_does_not_end_the_outer_one(stores: Stores):
+    async def one() -> int:
+        return 1
+
+    async def inner(run: Run) -> int:
+        return await run.step("inner", one, int)
+
+    async def outer(run: Run) -> int:
+        holder = await claimed(stores.checkpointer, "other")
+        assert await resume(holder, stores.checkpointer, inner) == Completed(1)
+        return await run.step("outer", one, int)
+
+    holder = await claimed(stores.checkpointer, "w")
+    assert await resume(holder, stores.checkpointer, outer) == Completed(1)
+
+
+async def test_a_run_made_by_hand_outlives_passes_that_ended_before(stores: Stores):
+    async def one() -> int:
+        return 1
+
+    async def body(run: Run) -> None:
+        by_hand.append(asyncio.create_task(later()))
+
+    async def later() -> int:
+        await over.wait()
+        return await passing(holder, stores.checkpointer).step("late", one, int)
+
+    by_hand: list[asyncio.Task[int]] = []
+    over = asyncio.Event()
+    holder = await claimed(stores.checkpointer, "w")
+    await resume(holder, stores.checkpointer, body)
+    assert await passing(holder, stores.checkpointer).step("k", one, int) == 1
+    over.set()
+    assert await by_hand[0] == 1

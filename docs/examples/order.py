@@ -18,7 +18,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -191,8 +192,11 @@ class Gateway:
     busy: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            request = json.loads(await reader.readline())
+        with suppress(ConnectionError), closing(writer):
+            line = await reader.readline()
+            if not line.endswith(b"\n"):  # killed before it had said what it wants
+                return
+            request = json.loads(line)
             key, cents = request["key"], request["cents"]
             self.asked[key] += 1
             again = key in self.ledger
@@ -203,7 +207,6 @@ class Gateway:
             await asyncio.sleep(0.5)
             writer.write(json.dumps(f"R-{key}").encode() + b"\n")
             await writer.drain()
-        writer.close()
 
 
 # --- the play ----------------------------------------------------------------------------------
@@ -221,20 +224,19 @@ async def play(path: Path) -> bool:
             await durable.arrive(name, "order", order)
             await durable.deliver(name, f"please wrap {name}")
         first = start_worker(path, port, "worker-1")
-        await gateway.busy.wait()
+        await until(first, gateway.busy.is_set)
         first.kill()
         first.wait()
-        say("main", "worker-1 was killed with SIGKILL while cards were being charged")
+        say("main", "worker-1 was killed while cards were being charged (no goodbye: SIGKILL)")
         second = start_worker(path, port, "worker-2")
         await asyncio.sleep(4)
         for name in ORDERS:
             say("main", f"{name}: approve")
             await durable.arrive(name, "approved by", "Ada")
             await asyncio.sleep(0.2)
-        while not all(["finish" in await durable.checkpointer.load(name) for name in ORDERS]):
-            if second.poll() is not None:
-                raise SystemExit(f"worker-2 ended by itself with status {second.returncode}")
-            await asyncio.sleep(0.1)
+        for name in ORDERS:
+            while "finish" not in await durable.checkpointer.load(name):
+                await until(second, lambda: True)
         assert second.stdin is not None
         second.stdin.close()
         second.wait()
@@ -243,6 +245,16 @@ async def play(path: Path) -> bool:
         proved = await prove(database, gateway)
     server.close()
     return proved
+
+
+async def until(worker: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    """Wait a moment, and on until the condition holds; a worker that ended early ends it all."""
+    while True:
+        await asyncio.sleep(0.01)
+        if worker.poll() is not None:
+            raise SystemExit(f"the worker ended by itself with status {worker.returncode}")
+        if condition():
+            return
 
 
 def make_shop(connection: sqlite3.Connection) -> None:
@@ -299,7 +311,10 @@ def main() -> None:
         if path.exists():
             sys.exit(f"{path} exists already: name a new file")
         say("main", f"the workflows live in {path}")
-        proved = asyncio.run(play(path))
+        try:
+            proved = asyncio.run(asyncio.wait_for(play(path), 60))
+        except TimeoutError:
+            sys.exit("PROOF FAILS: the orders were not finished within a minute")
     sys.exit(0 if proved else 1)
 
 

@@ -14,7 +14,7 @@ from .outcomes import Sleeping
 from .retrying import is_permanent, pause_after, persist
 from .settling import settle
 from .signals import Contended, Fenced
-from .stepwise import Run, resume
+from .stepwise import Run, extending, resume
 from .values import Delivery, Pass, shown
 
 logger = logging.getLogger("without_durability.worker")
@@ -47,10 +47,14 @@ class Policy:
 
 
 class LoopWatch:
-    """Tells when the event loop comes back later than it should, whatever it was doing."""
+    """Tells how long the event loop was away, once that is half an interval or longer.
+
+    It beats ten times an interval, so what it tells is short by a tenth of one at the most.
+    """
 
     def __init__(self, interval: float, report: Callable[[float], None]) -> None:
-        self._interval = interval
+        self._beat = interval / 10
+        self._worth_telling = interval / 2
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._arm()
@@ -60,7 +64,7 @@ class LoopWatch:
         self._check()
 
     def _arm(self) -> None:
-        self._timer = self._loop.call_later(self._interval, self._tick)
+        self._timer = self._loop.call_later(self._beat, self._tick)
 
     def _tick(self) -> None:
         self._check()
@@ -68,15 +72,15 @@ class LoopWatch:
 
     def _check(self) -> None:
         late = self._loop.time() - self._timer.when()
-        if late > self._interval / 2:
+        if late > self._worth_telling:
             self._report(late)
 
 
 class Attempt:
     """One delivery, from the moment a worker has it until it is answered for.
 
-    Two facts are kept: the claim that is still to be released, and whether the delivery is
-    answered. Each is set where it becomes true and nowhere else.
+    Two facts are kept: the claim that is still to be released, and whether the delivery still
+    waits for an answer. Whatever ends the attempt early, `abandon` sees to both.
     """
 
     def __init__(self, policy: Policy, delivery: Delivery) -> None:
@@ -87,6 +91,7 @@ class Attempt:
         self._started = 0.0
         self._granted_until = 0.0
         self._refused = False
+        self._buy = extending(policy.durable.checkpointer, policy.budget, policy.lease, policy.now)
 
     @property
     def workflow(self) -> str:
@@ -172,9 +177,8 @@ class Attempt:
 
     async def _extend(self, holder: Pass, within: timedelta) -> bool:
         """Buy claim time for a step, and remember it: a pass that outran it gets a warning."""
-        policy = self._policy
         until = asyncio.get_running_loop().time() + within.total_seconds()
-        if not await policy.durable.checkpointer.extend(holder, within, policy.lease):
+        if not await self._buy(holder, within):
             return False
         self._granted_until = max(self._granted_until, until)
         return True

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from datetime import datetime
 
-from .signals import Fenced
-from .values import INBOX, INBOX_SUPPLIED, Pass, inbox_key, inbox_position, shown
+from .values import INBOX, INBOX_SUPPLIED, inbox_key, inbox_position, shown
 
 
 def check_text(name: str, text: str) -> None:
@@ -57,13 +56,3 @@ def check_synchronous(result: object) -> None:
             f"it runs inside a transaction and must be synchronous, but returned a "
             f"{type(result).__name__} to await"
         )
-
-
-def fenced(holder: Pass) -> Fenced:
-    """The refusal of a write by a pass that is not the newest (C9)."""
-    return Fenced(
-        f"the pass with token {holder.token} over workflow {shown(holder.workflow)} "
-        "is not the newest: its write is refused",
-        workflow=holder.workflow,
-        token=holder.token,
-    )

@@ -30,18 +30,19 @@ class Milliseconds:
 
 def check_duration(name: str, duration: timedelta) -> None:
     """`ValueError` naming `name` when `duration` is not positive, `TypeError` for no duration."""
-    _check_timedelta(name, duration)
+    check_timedelta(name, duration)
     if duration <= timedelta(0):
         raise ValueError(f"{name} must be positive, not {duration!r}")
 
 
 def check_wait(name: str, duration: timedelta) -> None:
     """`ValueError` naming `name` when `duration` is negative: a wait may be zero."""
-    _check_timedelta(name, duration)
+    check_timedelta(name, duration)
     if duration < timedelta(0):
         raise ValueError(f"{name} must not be negative, not {duration!r}")
 
 
-def _check_timedelta(name: str, duration: object) -> None:
+def check_timedelta(name: str, duration: object) -> None:
+    """`TypeError` naming `name` for what is no `timedelta`."""
     if not isinstance(duration, timedelta):
         raise TypeError(f"{name} must be a timedelta, not {type(duration).__name__}")

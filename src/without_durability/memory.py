@@ -18,10 +18,10 @@ from .checks import (
     check_supplied_key,
     check_synchronous,
     check_text,
-    fenced,
 )
 from .codec import JSON, CheckpointCodec, decoded, encoded
 from .durations import check_duration, check_wait
+from .signals import fenced
 from .stepwise import now_utc
 from .values import (
     LEASE,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .values import Pass, shown
+
 
 class Interruption(BaseException):
     """The base of everything that speaks about *this pass's right to run*.
@@ -35,6 +37,16 @@ class Fenced(Interruption):
         super().__init__(message)
         self.workflow = workflow
         self.token = token
+
+
+def fenced(holder: Pass) -> Fenced:
+    """The refusal of a write by a pass that is not the newest (C9)."""
+    return Fenced(
+        f"the pass with token {holder.token} over workflow {shown(holder.workflow)} "
+        "is not the newest: its write is refused",
+        workflow=holder.workflow,
+        token=holder.token,
+    )
 
 
 def _rebuilt(

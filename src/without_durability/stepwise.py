@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeAlias, TypeVar
 
-from .checks import check_aware, check_step_key
-from .durations import check_duration
+from .checks import check_aware, check_step_key, check_text
+from .durations import check_duration, check_timedelta
 from .interfaces import Checkpointer, Effect
 from .outcomes import (
     Blocked,
@@ -100,7 +100,7 @@ class Run(Generic[Effect]):
         self._begin(key, within)
         if key in self.recorded:
             return parse(self.recorded[key])
-        with step_under_way():
+        with step_under_way(self):
             await self._stretch(within)
             value = await effect()
             settled = await settle(lambda: self.checkpointer.record(self.holder, key, value))
@@ -118,7 +118,7 @@ class Run(Generic[Effect]):
         self._begin(key, within)
         if key in self.recorded:
             return parse(self.recorded[key])
-        with step_under_way():
+        with step_under_way(self):
             await self._stretch(within)
             stored = await self.checkpointer.transact(self.holder, key, effect)
         return parse(stored)
@@ -130,6 +130,7 @@ class Run(Generic[Effect]):
         change. Zero or less records and passes at once. `OverflowError` naming the duration
         where the deadline is beyond what `datetime` holds.
         """
+        check_timedelta("duration", duration)
         self.claim(key)
         now = self._now()
         if key in self.recorded:
@@ -143,7 +144,7 @@ class Run(Generic[Effect]):
             raise OverflowError(
                 f"step {shown(key)} cannot sleep for {duration!r}: no datetime is that late"
             ) from None
-        with step_under_way():
+        with step_under_way(self):
             settled = await settle(lambda: self.checkpointer.record(self.holder, key, deadline))
         suspension = None
         if settled.value is not None:
@@ -213,8 +214,10 @@ class Run(Generic[Effect]):
     async def _taken(
         self, key: StepKey, after: str | None, limit: int | None, *, or_suspend: bool
     ) -> tuple[Entry, ...]:
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit!r}")
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
+        if after is not None:
+            check_text("after", after)
         self.claim(key)
         past = sorted(name for name in self.recorded if _follows(name, after))
         if key in self.recorded:
@@ -314,7 +317,7 @@ async def resume(
     recorded = await checkpointer.load(holder.workflow)
     run = Run(holder, checkpointer, recorded, extend or extending(checkpointer, now=now), now)
     try:
-        async with Underway():
+        async with Underway(run):
             value = await body(run)
     except Suspended as suspension:
         return outcome_of([*run.reached, suspension])

@@ -17,13 +17,15 @@ from .signals import Fenced
 
 
 class Underway:
-    """Entered around a body: on the way out it waits for the steps that the body left running.
+    """Entered around a body: on the way out it waits for the steps of its run that are left.
 
     A cancellation meanwhile is passed on to them. What a branch begins after that is `Fenced`:
     its pass is over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: object) -> None:
+        self.run = run
+        self.outer: Underway | None = None
         self._steps: dict[asyncio.Future[None], asyncio.Task[object] | None] = {}
         self._over = False
 
@@ -40,7 +42,8 @@ class Underway:
             done.set_result(None)
 
     async def __aenter__(self) -> Self:
-        _current.set(self)
+        self.outer = _current.get()
+        self._token = _current.set(self)
         return self
 
     async def __aexit__(
@@ -58,6 +61,7 @@ class Underway:
             except asyncio.CancelledError as arrived:
                 cancellation = arrived
         self._over = True
+        _current.reset(self._token)
         if cancellation is not None and cancellation is not error:
             raise cancellation
 
@@ -71,9 +75,11 @@ _current: ContextVar[Underway | None] = ContextVar("_current", default=None)
 
 
 @contextmanager
-def step_under_way() -> Iterator[None]:
-    """Around a step's effect and record; outside of `resume` it changes nothing."""
+def step_under_way(run: object) -> Iterator[None]:
+    """Around a step's effect and record; for a `run` that no `resume` made it changes nothing."""
     current = _current.get()
+    while current is not None and current.run is not run:
+        current = current.outer
     if current is None:
         yield
     else:

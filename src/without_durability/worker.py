@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from .attempt import RENEWALS, Attempt, Policy
+from .attempt import RENEWALS, Attempt, Policy, logger
 from .checks import check_aware
 from .durations import check_duration, check_wait
 from .interfaces import Durable, Effect, Scheduler
@@ -153,7 +153,7 @@ async def _working(
             await pool.run(deliveries, stopping)
             timer.cancel()
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        raise _first(failures) from None
 
 
 class _Pool:
@@ -189,7 +189,7 @@ class _Pool:
                     stopper = group.create_task(_cancel_once(stopping, pulling))
                     pulling.add_done_callback(lambda _: stopper.cancel())
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            raise _first(failures) from None
         finally:
             # Cancelled before its first step, an attempt's own task never ran to hand it back.
             for attempt in tuple(attempts):
@@ -223,6 +223,13 @@ async def _made(attempt: Attempt, attempts: set[Attempt], slots: asyncio.Semapho
         attempts.discard(attempt)
     finally:
         slots.release()
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error to end with: that very one, and no group. Others that came with it are logged."""
+    for other in failures.exceptions[1:]:
+        logger.error("another error came with the one that ended the worker", exc_info=other)
+    return failures.exceptions[0]
 
 
 async def _cancel_once(event: asyncio.Event, task: asyncio.Task[None]) -> None:

@@ -14,6 +14,7 @@ from without_durability.durations import Milliseconds
 from without_durability.values import shown
 
 from .errors import is_busy, naming, operational_error
+from .rows import rows
 from .thread import DatabaseThread
 
 NEEDED = (3, 35, 0)
@@ -100,20 +101,15 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
 
 def check_full_sync(connection: sqlite3.Connection) -> None:
     """`ValueError` for a file whose commits do not wait for the disk."""
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    (level,) = cursor.execute("PRAGMA synchronous").fetchone()
+    ((level,),) = rows(connection, "PRAGMA synchronous")
     if main_file(connection) and level < 2:
         raise ValueError(f"the connection has PRAGMA synchronous = {level}: FULL is needed")
 
 
 def main_file(connection: sqlite3.Connection) -> str:
     """The file behind the connection's main database; empty for one in memory."""
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    ((file,),) = cursor.execute(
-        "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
-    ).fetchall()
+    query = "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
+    ((file,),) = rows(connection, query)
     return os.fsdecode(file or b"")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .opening import main_file
+from .rows import rows
 
 VERSION = 1
 """The version of the schema below, kept in `workflow_schema` and nowhere else."""
@@ -199,7 +200,7 @@ def _version(connection: sqlite3.Connection) -> int | None:
     """The file's schema version; `None` before this design first saw it."""
     if "version" not in _columns(connection, "workflow_schema"):
         return None
-    ((version,),) = _rows(connection, "SELECT max(version) FROM workflow_schema")
+    ((version,),) = rows(connection, "SELECT max(version) FROM workflow_schema")
     return int(version or 0)
 
 
@@ -211,23 +212,16 @@ def _columns(connection: sqlite3.Connection, table: str) -> Columns:
             optional=not key and (not notnull or has_default),
             key=key,
         )
-        for name, kind, notnull, has_default, key in _rows(connection, COLUMNS, table)
+        for name, kind, notnull, has_default, key in rows(connection, COLUMNS, (table,))
     }
 
 
 def _is_unique(connection: sqlite3.Connection, table: str, columns: set[str]) -> bool:
     """Whether the table has a unique index over exactly those columns."""
     indexes: dict[bytes, set[str]] = {}
-    for index, column in _rows(connection, UNIQUE_COLUMNS, table):
+    for index, column in rows(connection, UNIQUE_COLUMNS, (table,)):
         indexes.setdefault(index, set()).add(column.decode())
     return columns in indexes.values()
-
-
-def _rows(connection: sqlite3.Connection, query: str, *arguments: str) -> list[tuple[Any, ...]]:
-    """All rows, whatever `row_factory` the connection was given."""
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    return cursor.execute(query, arguments).fetchall()
 
 
 def _file(connection: sqlite3.Connection) -> str:

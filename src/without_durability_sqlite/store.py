@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import sqlite3
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -26,10 +25,10 @@ from without_durability.checks import (
     check_step_key,
     check_supplied_key,
     check_text,
-    fenced,
 )
 from without_durability.codec import JSON, CheckpointCodec, decoded, encoded
 from without_durability.durations import Milliseconds, check_duration, check_wait
+from without_durability.signals import fenced
 from without_durability.stepwise import now_utc
 from without_durability.values import (
     INBOX,
@@ -50,6 +49,7 @@ from .errors import is_permanent
 from .guard import Guard, PlainGuard, attached
 from .opening import OpenFile
 from .receipts import Receipt
+from .rows import as_holder, as_milliseconds, as_seconds, rows, text, written_at
 from .schema import SCHEMA
 from .thread import PATIENCE, DatabaseThread, Job
 from .transactions import check_not_async, committed, fenced_in, handed_over
@@ -98,9 +98,13 @@ WRITE = """
 INSERT INTO workflow_checkpoint (workflow, step, value, written_at)
 VALUES (:workflow, :key, :value, :written_at) ON CONFLICT (workflow, step) DO NOTHING"""
 
+# A record's moment, and NULL for what no datetime could hold: one bad row is nobody else's harm.
+_MOMENT = """CASE WHEN typeof(written_at) IN ('real', 'integer')
+    AND written_at < 253402300800 THEN written_at END"""
+
 # The newest record's moment, and the latest moment from which the clock was once set back.
-LATEST = """
-SELECT coalesce((SELECT written_at FROM workflow_checkpoint ORDER BY seq DESC LIMIT 1), 0),
+LATEST = f"""
+SELECT coalesce((SELECT {_MOMENT} FROM workflow_checkpoint ORDER BY seq DESC LIMIT 1), 0),
        coalesce((SELECT max(clock_ahead) FROM workflow_schema), 0)"""
 
 # The clock was set back: remember from where.
@@ -108,8 +112,8 @@ CLOCK_WAS_SET_BACK = """
 INSERT INTO workflow_schema (version, clock_ahead) VALUES (:version, :latest)
 ON CONFLICT (version) DO UPDATE SET clock_ahead = excluded.clock_ahead"""
 
-LATEST_OF_WORKFLOW = """
-SELECT coalesce(max(written_at), 0) FROM workflow_checkpoint WHERE workflow = :workflow"""
+LATEST_OF_WORKFLOW = f"""
+SELECT coalesce(max({_MOMENT}), 0) FROM workflow_checkpoint WHERE workflow = :workflow"""
 
 NEXT_SEQ = "SELECT coalesce(max(seq), 0) + 1 FROM workflow_checkpoint"
 
@@ -281,7 +285,9 @@ class Database:
 
         return await self._performed(handed)
 
-    async def read(self, look: Callable[[sqlite3.Connection], T], within: float | None = None) -> T:
+    async def _read(
+        self, look: Callable[[sqlite3.Connection], T], within: float | None = None
+    ) -> T:
         """Run a look of the store's own, which takes no write lock.
 
         `TimeoutError` when it has not begun `within` seconds.
@@ -294,7 +300,7 @@ class Database:
 
         return await self._performed(looked, within=within)
 
-    async def write(
+    async def _write(
         self,
         operation: Callable[[sqlite3.Cursor, float], T],
         undo: Callable[[sqlite3.Cursor, float, T], None] | None = None,
@@ -325,7 +331,7 @@ class Database:
 
         return await self._performed(begun, undone if undo is not None else None, within)
 
-    def apply(self, cursor: sqlite3.Cursor, effect: Callable[[sqlite3.Cursor], T]) -> T:
+    def _apply(self, cursor: sqlite3.Cursor, effect: Callable[[sqlite3.Cursor], T]) -> T:
         """Run somebody's `effect` inside the store's open transaction, which it cannot end."""
         return self._thread.foreign(lambda: fenced_in(cursor.connection, effect))
 
@@ -393,8 +399,8 @@ async def migrate(database: Database) -> None:
     `sqlite3.NotSupportedError` for a file of a newer schema, `DatabaseError` naming table and
     columns for one of a shape that no release made.
     """
-    if not await database.read(schema.is_current):
-        await database.write(lambda cursor, now: schema.bring_up_to_date(cursor))
+    if not await database._read(schema.is_current):
+        await database._write(lambda cursor, now: schema.bring_up_to_date(cursor))
 
 
 def transacted(connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], T]) -> T:
@@ -419,13 +425,13 @@ class SqliteCheckpointer:
 
     async def load(self, workflow: str) -> dict[str, object]:
         check_text("workflow", workflow)
-        records = await self.database.read(lambda connection: self._records(connection, workflow))
+        records = await self.database._read(lambda connection: self._records(connection, workflow))
         return {key: value for key, value, _ in records}
 
     async def history(self, workflow: str) -> dict[str, Written]:
         check_text("workflow", workflow)
-        records = await self.database.read(lambda connection: self._records(connection, workflow))
-        return {key: Written(value, _written_at(workflow, key, at)) for key, value, at in records}
+        records = await self.database._read(lambda connection: self._records(connection, workflow))
+        return {key: Written(value, written_at(workflow, key, at)) for key, value, at in records}
 
     async def claim(self, workflow: str, budget: timedelta, alive: timedelta) -> Pass | None:
         check_text("workflow", workflow)
@@ -435,7 +441,7 @@ class SqliteCheckpointer:
         def operation(cursor: sqlite3.Cursor, now: float) -> Pass | None:
             asked = {
                 "workflow": workflow,
-                "milliseconds": _milliseconds(now),
+                "milliseconds": as_milliseconds(now),
                 "budget": budget.total_seconds(),
                 "alive": alive.total_seconds(),
                 "now": now,
@@ -447,24 +453,24 @@ class SqliteCheckpointer:
 
         def undo(cursor: sqlite3.Cursor, now: float, holder: Pass | None) -> None:
             assert holder is not None
-            cursor.execute(RELEASE, _holder(holder))
+            cursor.execute(RELEASE, as_holder(holder))
 
-        return await self.database.write(operation, undo)
+        return await self.database._write(operation, undo)
 
     async def extend(self, holder: Pass, budget: timedelta, alive: timedelta) -> bool:
         check_duration("budget", budget)
         check_duration("alive", alive)
         granted = {"budget": budget.total_seconds(), "alive": alive.total_seconds()}
-        return await self.database.write(_touching(EXTEND_CLAIM, _holder(holder) | granted))
+        return await self.database._write(_touching(EXTEND_CLAIM, as_holder(holder) | granted))
 
     async def renew(self, holder: Pass, alive: timedelta) -> bool:
         check_duration("alive", alive)
         granted = {"alive": alive.total_seconds()}
-        return await self.database.write(_touching(RENEW, _holder(holder) | granted))
+        return await self.database._write(_touching(RENEW, as_holder(holder) | granted))
 
     async def record(self, holder: Pass, key: str, value: object) -> Recorded:
         check_step_key(key)
-        asked = _holder(holder)
+        asked = as_holder(holder)
         encoding, back = self._encoded(holder.workflow, key, value)
 
         def operation(cursor: sqlite3.Cursor, now: float) -> str:
@@ -472,7 +478,7 @@ class SqliteCheckpointer:
                 raise fenced(holder)
             return _written(cursor, now, holder.workflow, key, encoding)
 
-        stored = await self.database.write(operation)
+        stored = await self.database._write(operation)
         if stored == encoding:
             return Recorded(back, first=True)
         return Recorded(decoded(self.codec, holder.workflow, key, stored), first=False)
@@ -480,14 +486,14 @@ class SqliteCheckpointer:
     async def transact(self, holder: Pass, key: str, effect: SqliteEffect) -> object:
         check_step_key(key)
         check_not_async(effect)
-        asked = _holder(holder)
+        asked = as_holder(holder)
 
         def operation(cursor: sqlite3.Cursor, now: float) -> object:
             if not cursor.execute(FENCE, asked).fetchall():
                 raise fenced(holder)
             recorded = _read(cursor, holder.workflow, key)
             if recorded is None:
-                result = self.database.apply(cursor, effect)
+                result = self.database._apply(cursor, effect)
                 recorded, _ = self._encoded(holder.workflow, key, result)
                 now = self.database.clock()
                 recorded = _written(cursor, now, holder.workflow, key, recorded)
@@ -495,13 +501,13 @@ class SqliteCheckpointer:
                 raise fenced(holder)
             return decoded(self.codec, holder.workflow, key, recorded)
 
-        return await self.database.write(operation)
+        return await self.database._write(operation)
 
     async def supply(self, workflow: str, key: str, value: object) -> object:
-        stored = await self.database.write(self.supplying(workflow, key, value))
+        stored = await self.database._write(self._supplying(workflow, key, value))
         return decoded(self.codec, workflow, key, stored)
 
-    def supplying(self, workflow: str, key: str, value: object) -> Operation[str]:
+    def _supplying(self, workflow: str, key: str, value: object) -> Operation[str]:
         """`supply` as part of a transaction; what is stored, encoded."""
         check_text("workflow", workflow)
         check_supplied_key(key)
@@ -509,9 +515,9 @@ class SqliteCheckpointer:
         return lambda cursor, now: _written(cursor, now, workflow, key, encoding)
 
     async def append(self, workflow: str, value: object) -> Entry:
-        return await self.database.write(self.appending(workflow, value))
+        return await self.database._write(self._appending(workflow, value))
 
-    def appending(self, workflow: str, value: object) -> Operation[Entry]:
+    def _appending(self, workflow: str, value: object) -> Operation[Entry]:
         """`append` as part of a transaction."""
         check_text("workflow", workflow)
         encoding, back = self._encoded(workflow, INBOX, value)
@@ -524,30 +530,30 @@ class SqliteCheckpointer:
         return operation
 
     async def discard(self, workflow: str) -> int:
-        return await self.database.write(self.discarding(workflow))
+        return await self.database._write(self._discarding(workflow))
 
-    def discarding(self, workflow: str) -> Operation[int]:
+    def _discarding(self, workflow: str) -> Operation[int]:
         """`discard` as part of a transaction."""
         check_text("workflow", workflow)
 
         def operation(cursor: sqlite3.Cursor, now: float) -> int:
-            asked = {"workflow": workflow, "milliseconds": _milliseconds(now)}
+            asked = {"workflow": workflow, "milliseconds": as_milliseconds(now)}
             cursor.execute(RAISE_FENCE, asked)
             return cursor.execute(DISCARD, asked).rowcount
 
         return operation
 
     async def release(self, holder: Pass) -> None:
-        await self.database.write(_touching(RELEASE, _holder(holder)))
+        await self.database._write(_touching(RELEASE, as_holder(holder)))
 
     def _records(
         self, connection: sqlite3.Connection, workflow: str
     ) -> list[tuple[str, object, float]]:
         records = []
-        for raw_key, raw_value, written_at in _rows(connection, LOAD, {"workflow": workflow}):
-            key = _text(workflow, "a key", raw_key)
-            text = _text(workflow, f"what is stored under {shown(key)}", raw_value)
-            records.append((key, decoded(self.codec, workflow, key, text), written_at))
+        for raw_key, raw_value, at in rows(connection, LOAD, {"workflow": workflow}):
+            key = text(workflow, "a key", raw_key)
+            encoding = text(workflow, f"what is stored under {shown(key)}", raw_value)
+            records.append((key, decoded(self.codec, workflow, key, encoding), at))
         return records
 
     def _encoded(self, workflow: str, key: str, value: object) -> tuple[str, object]:
@@ -583,27 +589,27 @@ class SqliteScheduler:
         await migrate(self.database)
 
     async def make_ready(self, workflow: str) -> None:
-        await self.database.write(self.readying(workflow))
+        await self.database._write(self._readying(workflow))
 
-    def readying(self, workflow: str) -> Operation[bool]:
+    def _readying(self, workflow: str) -> Operation[bool]:
         """`make_ready` as part of a transaction."""
         asked = self._row(workflow)
 
         def operation(cursor: sqlite3.Cursor, now: float) -> bool:
             if self.now is not now_utc:
-                now = _timestamp("now", self.now())
+                now = as_seconds("now", self.now())
             return _touched(cursor, MAKE_READY, asked | {"when": now})
 
         return operation
 
     async def schedule(self, workflow: str, visible_at: datetime) -> None:
         """Move the workflow to `visible_at`, whatever its state: an unconditional move (S10)."""
-        when = {"when": _timestamp("visible_at", visible_at)}
-        await self.database.write(_touching(SCHEDULE, self._row(workflow) | when))
+        when = {"when": as_seconds("visible_at", visible_at)}
+        await self.database._write(_touching(SCHEDULE, self._row(workflow) | when))
 
     async def wake_at(self, delivery: Delivery, when: datetime) -> None:
-        moment = {"when": _timestamp("when", when)}
-        await self.database.write(_touching(SUSPEND, self._held(delivery) | moment))
+        moment = {"when": as_seconds("when", when)}
+        await self.database._write(_touching(SUSPEND, self._held(delivery) | moment))
 
     async def wake_due(self, now: datetime) -> tuple[str, ...]:
         check_aware("now", now)
@@ -613,12 +619,13 @@ class SqliteScheduler:
         check_wait("within", within)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within.total_seconds()
-        remaining = within.total_seconds()
+        # One look and one take are tried whatever `within` is; a poll is what they get at least.
+        patient_until = max(deadline, loop.time() + self.poll_seconds)
         while True:
-            patience = max(remaining, self.poll_seconds)
             try:
-                if await self.database.read(self._look, patience):
-                    delivery = await self.database.write(self._take, self._put_back, patience)
+                if await self.database._read(self._look, patient_until - loop.time()):
+                    patience = patient_until - loop.time()
+                    delivery = await self.database._write(self._take, self._put_back, patience)
                     if delivery is not None:
                         return delivery
             except TimeoutError:  # others keep the database busy: that is no reason to wait longer
@@ -640,10 +647,10 @@ class SqliteScheduler:
         before = {"until": asked["visible_at"], "renewed": asked["nonce"], "within": seconds}
 
         def operation(cursor: sqlite3.Cursor, now: float) -> Delivery:
-            rows = cursor.execute(HOLDS, asked).fetchall()
-            if not rows:
+            held = cursor.execute(HOLDS, asked).fetchall()
+            if not held:
                 return delivery
-            ((before["within"],),) = rows
+            ((before["within"],),) = held
             renewed = Receipt.until(now + seconds)
             terms = {"until": now + seconds, "renewed": renewed.nonce, "within": seconds}
             cursor.execute(EXTEND_DELIVERY, asked | terms)
@@ -652,22 +659,22 @@ class SqliteScheduler:
         def undo(cursor: sqlite3.Cursor, now: float, extended: Delivery) -> None:
             cursor.execute(EXTEND_DELIVERY, self._held(extended) | before)
 
-        return await self.database.write(operation, undo)
+        return await self.database._write(operation, undo)
 
     async def holds(self, delivery: Delivery) -> bool:
         """Whether the delivery is still out under its receipt."""
         asked = self._held(delivery)
-        return bool(await self.database.read(lambda connection: _rows(connection, HOLDS, asked)))
+        return bool(await self.database._read(lambda connection: rows(connection, HOLDS, asked)))
 
     async def cancel(self, workflow: str) -> None:
-        await self.database.write(self.cancelling(workflow))
+        await self.database._write(self._cancelling(workflow))
 
-    def cancelling(self, workflow: str) -> Operation[bool]:
+    def _cancelling(self, workflow: str) -> Operation[bool]:
         """`cancel` as part of a transaction."""
         return _touching(CANCEL, self._row(workflow))
 
     async def done(self, delivery: Delivery) -> None:
-        await self.database.write(_touching(DONE, self._held(delivery)))
+        await self.database._write(_touching(DONE, self._held(delivery)))
 
     def permanent(self, error: Exception) -> bool:
         """Whether an error of this store will not go away by itself."""
@@ -682,7 +689,7 @@ class SqliteScheduler:
 
     def _look(self, connection: sqlite3.Connection) -> bool:
         asked = {"namespace": self.namespace, "now": self.database.clock()}
-        return bool(_rows(connection, LOOK, asked)[0][0])
+        return bool(rows(connection, LOOK, asked)[0][0])
 
     def _take(self, cursor: sqlite3.Cursor, now: float) -> Delivery | None:
         asked = {
@@ -694,10 +701,10 @@ class SqliteScheduler:
         cursor.execute(CLAMP_TAKEN, asked)
         while True:
             receipt = Receipt.until(now + self.lease_seconds)
-            rows = cursor.execute(TAKE, asked | {"nonce": receipt.nonce}).fetchall()
-            if not rows:
+            taken = cursor.execute(TAKE, asked | {"nonce": receipt.nonce}).fetchall()
+            if not taken:
                 return None
-            ((raw, is_text),) = rows
+            ((raw, is_text),) = taken
             try:
                 if is_text:
                     return Delivery(raw.decode(), str(receipt))
@@ -731,18 +738,18 @@ class SqliteDurable:
     async def arrive(self, workflow: str, key: str, value: object) -> object:
         check_step_key(key)
         stored = await self._together(
-            self.checkpointer.supplying(workflow, key, value), self.scheduler.readying(workflow)
+            self.checkpointer._supplying(workflow, key, value), self.scheduler._readying(workflow)
         )
         return decoded(self.checkpointer.codec, workflow, key, stored)
 
     async def deliver(self, workflow: str, value: object) -> Entry:
         return await self._together(
-            self.checkpointer.appending(workflow, value), self.scheduler.readying(workflow)
+            self.checkpointer._appending(workflow, value), self.scheduler._readying(workflow)
         )
 
     async def delete(self, workflow: str) -> int:
         return await self._together(
-            self.checkpointer.discarding(workflow), self.scheduler.cancelling(workflow)
+            self.checkpointer._discarding(workflow), self.scheduler._cancelling(workflow)
         )
 
     async def _together(self, first: Operation[T], second: Operation[bool]) -> T:
@@ -753,32 +760,7 @@ class SqliteDurable:
             second(cursor, now)
             return value
 
-        return await self.checkpointer.database.write(operation)
-
-
-def _holder(holder: Pass) -> dict[str, Any]:
-    check_text("workflow", holder.workflow)
-    token = holder.token if type(holder.token) is int and 0 < holder.token < 2**63 else -1
-    return {"workflow": holder.workflow, "token": token}
-
-
-def _milliseconds(now: float) -> int:
-    """The least token of a moment (C3): the moment itself, rounded up, and never below 1."""
-    return max(1, math.ceil(now * 1000))
-
-
-def _timestamp(name: str, moment: datetime) -> float:
-    check_aware(name, moment)
-    return moment.timestamp()
-
-
-def _rows(
-    connection: sqlite3.Connection, query: str, asked: dict[str, Any]
-) -> list[tuple[Any, ...]]:
-    """All rows of a look, whatever `row_factory` the connection was given."""
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    return cursor.execute(query, asked).fetchall()
+        return await self.checkpointer.database._write(operation)
 
 
 def _touched(cursor: sqlite3.Cursor, statement: str, asked: dict[str, Any]) -> bool:
@@ -790,25 +772,10 @@ def _touching(statement: str, asked: dict[str, Any]) -> Operation[bool]:
     return lambda cursor, now: _touched(cursor, statement, asked | {"now": now})
 
 
-def _text(workflow: str, what: str, raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"workflow {shown(workflow)}: {what} is not UTF-8: {error}") from error
-
-
-def _written_at(workflow: str, key: str, seconds: float) -> datetime:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (OverflowError, OSError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"workflow {shown(workflow)}, key {shown(key)}: written_at is no moment: {error}"
-        ) from error
-
-
 def _read(cursor: sqlite3.Cursor, workflow: str, key: str) -> str | None:
-    rows = cursor.execute(READ, {"workflow": workflow, "key": key}).fetchall()
-    return _text(workflow, f"what is stored under {shown(key)}", rows[0][0]) if rows else None
+    for (raw,) in cursor.execute(READ, {"workflow": workflow, "key": key}).fetchall():
+        return text(workflow, f"what is stored under {shown(key)}", raw)
+    return None
 
 
 def _written(cursor: sqlite3.Cursor, now: float, workflow: str, key: str, encoding: str) -> str:
