@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from dataclasses import dataclass
@@ -12,14 +14,22 @@ from pathlib import Path
 from typing import IO
 
 PREAMBLE = """
-import asyncio, os, sqlite3, sys, threading, time
-from datetime import timedelta
-from without_durability import Milliseconds
+import asyncio, gc, os, random, sqlite3, sys, threading, time, warnings
+from datetime import UTC, datetime, timedelta
+from without_durability import *
 from without_durability_sqlite import *
 from without_durability_sqlite.store import transacted
 
-path = sys.argv[1] if len(sys.argv) > 1 else ""
-MINUTE = timedelta(minutes=1)
+path, *arguments = sys.argv[1:] or [""]
+MIN = timedelta(minutes=1)
+
+async def opened(**options):
+    global db, cp, s, d
+    db = connect(path, **options)
+    await migrate(db)
+    cp = SqliteCheckpointer(db)
+    s = SqliteScheduler(db)
+    d = SqliteDurable(cp, s)
 """
 
 
@@ -27,12 +37,14 @@ def started(
     script: str, *arguments: str | Path, errors: IO[str] | int = subprocess.PIPE
 ) -> subprocess.Popen[str]:
     """A child with pipes for its streams; the caller bounds its time."""
+    code = PREAMBLE + textwrap.dedent(script)
     return subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + script, *map(str, arguments)],
+        [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        text=True,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONUTF8": "1"},
     )
 
 
@@ -49,7 +61,7 @@ class Ended:
 def ended(script: str, *arguments: str | Path, within: float = 20.0) -> Ended:
     """Run a script to its end; one that hangs is killed after `within`, and its code tells."""
     out: list[str] = []
-    with tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         process = started(script, *arguments, errors=errors)
         limit = threading.Timer(within, process.kill)
         limit.start()
@@ -62,3 +74,14 @@ def ended(script: str, *arguments: str | Path, within: float = 20.0) -> Ended:
         took = time.monotonic() - last_line_at
         errors.seek(0)
         return Ended(process.returncode, "".join(out), errors.read(), took)
+
+
+def answered_ok(children: list[subprocess.Popen[str]], line: object) -> bool:
+    """Hand every child the same line at once; whether each of them answers with "ok"."""
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(f"{line}\n")
+        child.stdin.flush()
+    answers = [child.stdout.readline() for child in children if child.stdout is not None]
+    assert answers == ["ok\n"] * len(children)
+    return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
@@ -10,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from gated import Bench
 from stores import Stores, over_memory, over_sqlite
-from thread_gates import HANG, own_guard, plain, plain_lock
+from systems import descriptors
+from thread_gates import HANG, in_time, own_guard, plain, plain_lock
 from without_durability.testing import Clock
 from without_durability_sqlite import Database, connect, migrate
 
@@ -22,24 +26,46 @@ def clock() -> Clock:
 
 
 @pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "workflows.db"
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file as `migrate` makes it, for tests to copy: making each anew costs the disk's time."""
+
+    async def make() -> None:
+        async with connect(path) as database:
+            await migrate(database)
+
+    path = tmp_path_factory.mktemp("migrated") / "workflows.db"
+    asyncio.run(make())
+    return path
+
+
 @pytest.fixture
-async def database(path: Path, clock: Clock) -> AsyncIterator[Database]:
+async def database(path: Path, migrated: Path, clock: Clock) -> AsyncIterator[Database]:
     """A migrated file under the movable clock."""
+    shutil.copyfile(migrated, path)
     async with connect(path, clock=clock.seconds) as database:
         await migrate(database)
         yield database
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def stores(request: pytest.FixtureRequest, path: Path, clock: Clock) -> AsyncIterator[Stores]:
+async def stores(
+    request: pytest.FixtureRequest, path: Path, migrated: Path, clock: Clock
+) -> AsyncIterator[Stores]:
     """Each store in turn, under the movable clock."""
     if request.param == "memory":
         yield over_memory(clock)
     else:
+        shutil.copyfile(migrated, path)
         async with connect(path, clock=clock.seconds) as database:
             await migrate(database)
             yield over_sqlite(database, clock)
@@ -55,6 +81,19 @@ async def guarded(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[D
         yield database
 
 
+@pytest.fixture(params=[own_guard, plain_lock], ids=lambda guard: guard.__name__)
+def loopless(request: pytest.FixtureRequest, path: Path) -> Iterator[Database]:
+    """A database made outside any loop, as at module level, and closed from a last one."""
+    guard = request.param()
+    database = Database(plain(path), *guard) if guard else connect(path)
+    asyncio.run(migrate(database))
+    yield database
+    try:
+        asyncio.run(in_time(database.aclose()))
+    except (TimeoutError, RuntimeError):  # a test that found it unusable has said so already
+        database._thread.later(database._thread.close)
+
+
 @pytest.fixture
 def stores_over(database: Database, clock: Any) -> Stores:
     return over_sqlite(database, clock)
@@ -62,5 +101,13 @@ def stores_over(database: Database, clock: Any) -> Stores:
 
 @pytest.fixture
 def other(path: Path) -> Iterator[sqlite3.Connection]:
+    """A second connection to the file, in autocommit mode, as another process would have it."""
     with closing(plain(path, timeout=HANG)) as other:
         yield other
+
+
+@pytest.fixture
+def nothing_left_open() -> Iterator[None]:
+    before = descriptors()
+    yield
+    assert descriptors() - before == set(), "a descriptor was left open"

@@ -45,6 +45,14 @@ async def is_held(stores: Stores) -> bool:
     return await stores.checkpointer.claim("w", BUDGET, LEASE) is None
 
 
+async def assert_held_for(stores: Stores, length: timedelta) -> None:
+    """ "w" is held until then, and not a moment longer."""
+    stores.clock.advance(length - MILLISECOND)
+    assert await is_held(stores)
+    stores.clock.advance(MILLISECOND)
+    assert not await is_held(stores)
+
+
 async def superseded(stores: Stores) -> Pass:
     """A pass over "w" that a newer one has outranked."""
     old = await claimed(stores.checkpointer, "w")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -56,7 +57,7 @@ class Yielding:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        if not asyncio.iscoroutinefunction(found):
+        if not inspect.iscoroutinefunction(found):
             return found
 
         async def late(*arguments: Any) -> Any:

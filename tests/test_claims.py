@@ -16,6 +16,7 @@ from contract import (
     NEVER_ISSUED,
     WRITES,
     Call,
+    assert_held_for,
     each_sign,
     each_write,
     is_held,
@@ -140,10 +141,7 @@ async def test_c4_a_claim_lapses_at_the_earlier_of_alive_and_budget(
     budget: timedelta, alive: timedelta, stores: Stores
 ) -> None:
     await claimed(stores.checkpointer, "w", budget, alive)
-    stores.clock.advance(min(budget, alive) - MILLISECOND)
-    assert await is_held(stores)
-    stores.clock.advance(MILLISECOND)
-    assert not await is_held(stores)
+    await assert_held_for(stores, min(budget, alive))
 
 
 @each_sign
@@ -155,10 +153,7 @@ async def test_c4_a_sign_of_life_holds_the_claim_for_alive_from_then_on(
     for _ in range(2):  # the second write finds its key recorded, and is a sign of life as well
         stores.clock.advance(LEASE - MILLISECOND)
         await sign(store, holder)
-    stores.clock.advance(LEASE - MILLISECOND)
-    assert await is_held(stores)
-    stores.clock.advance(MILLISECOND)
-    assert not await is_held(stores)
+    await assert_held_for(stores, LEASE)
 
 
 async def test_c4_what_needs_no_claim_is_no_sign_of_life(stores: Stores) -> None:
@@ -179,10 +174,7 @@ async def test_c4_a_claim_does_not_outlive_a_clock_set_back_by_hours(
     await claimed(stores.checkpointer, "w")
     clock.advance(-HOURS)
     assert await is_held(stores), "a clock set back takes nothing from a live pass"
-    clock.advance(LEASE - MILLISECOND)
-    assert await is_held(stores)
-    clock.advance(MILLISECOND)
-    assert not await is_held(stores)
+    await assert_held_for(stores, LEASE)
 
 
 async def test_c4_signs_of_life_go_on_counting_after_the_clock_is_set_back(
@@ -205,20 +197,14 @@ async def test_c5_extend_grants_a_budget_from_now(stores: Stores) -> None:
     holder = await claimed(store, "w", LEASE, LEASE)
     stores.clock.advance(LEASE / 2)
     assert await store.extend(holder, LEASE, 2 * LEASE)
-    stores.clock.advance(LEASE - MILLISECOND)
-    assert await is_held(stores)
-    stores.clock.advance(MILLISECOND)
-    assert not await is_held(stores)
+    await assert_held_for(stores, LEASE)
 
 
 async def test_c5_extend_is_worth_alive_and_no_more(stores: Stores) -> None:
     store = stores.checkpointer
     holder = await claimed(store, "w", LEASE, LEASE)
     assert await store.extend(holder, 10 * LEASE, 2 * LEASE)
-    stores.clock.advance(2 * LEASE - MILLISECOND)
-    assert await is_held(stores)
-    stores.clock.advance(MILLISECOND)
-    assert not await is_held(stores)
+    await assert_held_for(stores, 2 * LEASE)
 
 
 async def test_c5_extend_never_brings_a_budget_forward(stores: Stores) -> None:

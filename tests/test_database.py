@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,14 +16,14 @@ from typing import Any
 
 import pytest
 
+from contract import cancelled
 from stores import over_sqlite
+from systems import posix_files
 from thread_gates import (
-    HANG,
     NOW,
-    Gate,
-    database_threads,
     fail,
     in_time,
+    occupied,
     plain,
     stays_outside,
     until,
@@ -36,57 +34,10 @@ from without_durability_sqlite import Database, SqliteCheckpointer, connect, mig
 # --- what the constructor refuses ---------------------------------------------------------------
 
 
-def closed(path: Path) -> sqlite3.Connection:
-    connection = plain(path)
-    connection.close()
-    return connection
-
-
-def in_transaction(path: Path) -> sqlite3.Connection:
-    connection = plain(path)
-    connection.execute("BEGIN")
-    return connection
-
-
-def synchronous(level: str, path: Path) -> sqlite3.Connection:
-    connection = plain(path)
-    connection.execute(f"PRAGMA synchronous = {level}")
-    return connection
-
-
-REFUSED: dict[str, tuple[Callable[[Path], sqlite3.Connection], str]] = {
-    "in_the_drivers_default_mode": (partial(plain, isolation_level=""), "isolation_level"),
-    "that_begins_exclusively": (partial(plain, isolation_level="EXCLUSIVE"), "isolation_level"),
-    "bound_to_one_thread": (partial(plain, check_same_thread=True), "check_same_thread"),
-    "that_is_closed": (closed, "closed"),
-    "with_a_transaction_open": (in_transaction, "in_transaction"),
-    "with_synchronous_normal": (partial(synchronous, "NORMAL"), "synchronous"),
-    "with_synchronous_off": (partial(synchronous, "OFF"), "synchronous"),
-}
-if sys.version_info >= (3, 12):
-    REFUSED["without_autocommit"] = (partial(plain, autocommit=False), "autocommit=False")
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_k17_a_connection_is_refused_by_the_setting_it_could_not_be_durable_with(path, case):
-    make, setting = REFUSED[case]
-    before = set(database_threads())
-    connection = make(path)
-    try:
-        with pytest.raises(ValueError, match=setting):
-            Database(connection)
-        started = set(database_threads()) - before
-        for thread in started:
-            thread.join(HANG)
-        assert not any(thread.is_alive() for thread in started), "it left a thread behind"
-        if setting != "closed":
-            assert connection.execute("SELECT 1").fetchone() == (1,), "it is still the caller's"
-    finally:
-        connection.close()
-
-
 async def test_a_connection_more_durable_than_needed_is_accepted(path):
-    async with Database(synchronous("EXTRA", path)) as database:
+    connection = plain(path)
+    connection.execute("PRAGMA synchronous = EXTRA")
+    async with Database(connection) as database:
         await migrate(database)
         assert await SqliteCheckpointer(database).supply("w", "k", 1) == 1
 
@@ -137,12 +88,8 @@ async def test_work_runs_on_one_other_thread_with_nobody_else_on_the_connection(
 
 
 async def test_a_cancelled_caller_unwinds_at_once_and_the_connection_is_kept_until_the_end(guarded):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(task)
+    gate, task = await occupied(guarded)
+    await cancelled(task)
     assert not gate.left.is_set(), "the caller waited for the thread"
     following = asyncio.create_task(guarded.run(lambda connection: gate.left.is_set()))
     await stays_outside(following)
@@ -152,15 +99,11 @@ async def test_a_cancelled_caller_unwinds_at_once_and_the_connection_is_kept_unt
 
 
 async def test_what_waits_in_line_for_a_cancelled_caller_never_runs(guarded):
-    gate = Gate()
-    first = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
+    gate, first = await occupied(guarded)
     ran: list[int] = []
     second = asyncio.create_task(guarded.run(lambda connection: ran.append(1)))
     await asyncio.sleep(0)
-    second.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(second)
+    await cancelled(second)
     gate.opened.set()
     await in_time(first)
     await in_time(guarded.run(lambda connection: None))
@@ -171,12 +114,8 @@ async def test_an_error_after_its_caller_has_gone_reaches_the_loops_exception_ha
     reports: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, report: reports.append(report))
     error = LookupError("too late")
-    gate = Gate(fail(error))
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(task)
+    gate, task = await occupied(guarded, fail(error))
+    await cancelled(task)
     gate.opened.set()
     await until(lambda: bool(reports))
     assert [report["exception"] for report in reports] == [error]
@@ -189,35 +128,6 @@ async def test_an_error_its_caller_hears_of_is_reported_nowhere_else(guarded):
         await guarded.run(fail(LookupError("heard")))
     await guarded.run(lambda connection: None)
     assert reports == []
-
-
-async def test_k16_a_transaction_left_open_is_rolled_back_and_refused(database, other):
-    records = SqliteCheckpointer(database)
-
-    def leaves_open(connection: sqlite3.Connection) -> None:
-        connection.execute("BEGIN")
-        connection.execute(
-            "INSERT INTO workflow_checkpoint (workflow, step, value) VALUES ('w', 'lost', '0')"
-        )
-
-    with pytest.raises(RuntimeError, match="transaction open"):
-        await database.run(leaves_open)
-    await records.supply("w", "k", 1)
-    assert other.execute("SELECT step FROM workflow_checkpoint").fetchall() == [("k",)]
-
-
-async def test_k16_work_that_fails_with_a_transaction_open_shows_its_own_error(database, other):
-    def fails(connection: sqlite3.Connection) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(
-            "INSERT INTO workflow_checkpoint (workflow, step, value) VALUES ('w', 'lost', '0')"
-        )
-        raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"):
-        await database.run(fails)
-    await SqliteCheckpointer(database).supply("w", "k", 1)
-    assert other.execute("SELECT step FROM workflow_checkpoint").fetchall() == [("k",)]
 
 
 async def test_a_transaction_that_work_commits_itself_is_kept(database, other):
@@ -376,7 +286,7 @@ def replaced(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="an open file cannot be moved there")
+@posix_files
 @pytest.mark.parametrize("moved", [deleted, renamed, replaced])
 async def test_the_next_write_fails_once_the_file_was_moved_away(
     database, stores_over, path, moved
@@ -391,7 +301,7 @@ async def test_the_next_write_fails_once_the_file_was_moved_away(
     assert stores_over.scheduler.permanent(caught.value)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="an open file cannot be moved there")
+@posix_files
 async def test_a_file_moved_back_is_written_again(database, stores_over, path):
     renamed(path)
     with pytest.raises(sqlite3.OperationalError):

@@ -9,13 +9,14 @@ from contextlib import suppress
 
 import pytest
 
+from contract import cancelled
 from thread_gates import (
     CALLS,
     HANG,
     THREAD,
-    Gate,
     fail,
     in_time,
+    occupied,
     stays_outside,
     until,
 )
@@ -32,9 +33,7 @@ async def test_closing_concurrently_is_fine(guarded):
 
 
 async def test_closing_waits_until_nobody_is_inside(guarded):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
+    gate, task = await occupied(guarded)
     close = asyncio.create_task(guarded.aclose())
     await stays_outside(close)
     gate.opened.set()
@@ -43,14 +42,10 @@ async def test_closing_waits_until_nobody_is_inside(guarded):
 
 
 async def test_a_close_cancelled_while_it_waits_leaves_the_database_open(guarded):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
+    gate, task = await occupied(guarded)
     close = asyncio.create_task(guarded.aclose())
     await stays_outside(close)
-    close.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(close)
+    await cancelled(close)
     gate.opened.set()
     await in_time(task)
     assert await in_time(SqliteCheckpointer(guarded).supply("w", "k", 1)) == 1
@@ -58,9 +53,7 @@ async def test_a_close_cancelled_while_it_waits_leaves_the_database_open(guarded
 
 async def test_a_close_that_waits_long_says_so(guarded, caplog, monkeypatch):
     monkeypatch.setattr(store, "PATIENCE", 0.01)
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
+    gate, task = await occupied(guarded)
     close = asyncio.create_task(guarded.aclose())
     with caplog.at_level(logging.WARNING, THREAD):
         await until(lambda: "aclose waits" in caplog.text)
@@ -89,9 +82,7 @@ async def test_use_after_closing_is_a_programming_error(path, call):
 
 @pytest.mark.parametrize("call", ["run", "supply", "load"])
 async def test_what_waits_behind_a_close_is_a_programming_error_too(guarded, call):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
+    gate, task = await occupied(guarded)
     close = asyncio.create_task(guarded.aclose())
     await stays_outside(close)
     behind = asyncio.create_task(CALLS[call](guarded))

@@ -6,22 +6,20 @@ import asyncio
 import gc
 import sqlite3
 import sys
-import threading
 import warnings
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from contract import cancelled
 from thread_gates import (
     CALLS,
-    HANG,
     Gate,
     directly,
-    fail,
     in_time,
+    occupied,
     own_guard,
     plain,
     plain_lock,
@@ -127,32 +125,24 @@ async def test_cancelled_callers_do_not_lift_somebody_elses_guard(guarded, call)
     async with guarded.guard:
         task = asyncio.create_task(CALLS[call](guarded))
         await stays_outside(task)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await in_time(task)
+        await cancelled(task)
         following = asyncio.create_task(guarded.run(lambda connection: 1))
         await stays_outside(following)
     assert await in_time(following) == 1, "the cancelled caller left it open and usable"
 
 
 async def test_a_cancelled_wait_for_the_guard_leaves_nobody_outside_for_ever(guarded):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
+    gate, task = await occupied(guarded)
     waiter = asyncio.create_task(guarded.guard.acquire())
     await stays_outside(waiter)
-    waiter.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(waiter)
+    await cancelled(waiter)
     gate.opened.set()
     await in_time(task)
     assert await in_time(guarded.run(lambda connection: 1)) == 1
 
 
 async def test_the_guard_is_not_had_while_a_thread_is_inside_for_a_cancelled_caller(guarded):
-    gate = Gate()
-    task = asyncio.create_task(guarded.run(gate))
-    await gate.reached()
+    gate, task = await occupied(guarded)
     task.cancel()
     waiter = asyncio.create_task(guarded.guard.acquire())
     await stays_outside(waiter)
@@ -188,56 +178,6 @@ async def test_releasing_a_guard_that_nobody_holds_is_an_error(guarded):
 
 
 # --- threads, tasks, memory ---------------------------------------------------------------------
-
-
-async def test_k25_a_full_default_executor_delays_nobody(database):
-    loop = asyncio.get_running_loop()
-    pool = ThreadPoolExecutor(4)
-    loop.set_default_executor(pool)
-    records = SqliteCheckpointer(database)
-
-    def blocks(number: int) -> object:
-        call = asyncio.run_coroutine_threadsafe(records.supply("w", f"k{number}", number), loop)
-        return call.result(HANG)
-
-    answers = await in_time(asyncio.gather(*(asyncio.to_thread(blocks, n) for n in range(4))))
-    assert answers == [0, 1, 2, 3]
-    full = threading.Event()
-    blocked = [loop.run_in_executor(None, full.wait, HANG) for _ in range(8)]
-    try:
-        holder = await in_time(records.claim("w", LEASE, LEASE))
-        assert await in_time(records.renew(holder, LEASE))
-        assert await in_time(database.run(lambda connection: 1)) == 1
-        assert not any(future.done() for future in blocked)
-    finally:
-        full.set()
-        await asyncio.gather(*blocked)
-
-
-async def test_k2_cancelling_every_task_keeps_others_out_of_the_running_transaction(database):
-    records = SqliteCheckpointer(database)
-    holder = await records.claim("w", LEASE, LEASE)
-    gate = Gate(fail(LookupError("late")))
-
-    def effect(cursor: sqlite3.Cursor) -> object:
-        cursor.execute("CREATE TABLE app (n)")
-        return gate(cursor)
-
-    reports: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, report: reports.append(report))
-    task = asyncio.create_task(records.transact(holder, "k", effect))
-    await gate.reached()
-    for each in asyncio.all_tasks() - {asyncio.current_task()}:
-        each.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(task)
-    following = asyncio.create_task(records.supply("other", "k", "v"))
-    await stays_outside(following)
-    gate.opened.set()
-    assert await in_time(following) == "v"
-    assert await records.load("other") == {"k": "v"}
-    assert await records.load("w") == {}
-    await until(lambda: bool(reports))
 
 
 def drop(held: list[Database]) -> None:
@@ -303,9 +243,7 @@ async def test_a_cancelled_callers_work_is_let_go_too(guarded):
     gone = weakref.ref(gate)
     task = asyncio.create_task(guarded.run(gate))
     await gate.reached()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await in_time(task)
+    await cancelled(task)
     gate.opened.set()
     del gate, task
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import pickle
 import time
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
 
 import without_durability as core
 import without_durability_sqlite as sqlite
-from without_durability import interfaces, memory, stepwise, testing, worker
+from without_durability import interfaces, stepwise, worker
 from without_durability_sqlite import store
 
 MODULES = {
@@ -297,68 +296,3 @@ def test_what_is_left_out_of_repr_and_eq() -> None:
 async def test_derived_seconds_follow_from_the_durations(database: sqlite.Database) -> None:
     scheduler = sqlite.SqliteScheduler(database, lease=timedelta(seconds=3))
     assert (scheduler.lease_seconds, scheduler.poll_seconds) == (3.0, 0.05)
-
-
-def test_memory_stores_start_empty_and_share_nothing() -> None:
-    first, second = memory.MemoryCheckpointer(), memory.MemoryCheckpointer()
-    assert (first.hashes, first.claims, first.data) == ({}, {}, {})
-    assert first.hashes is not second.hashes
-    queue, other = memory.MemoryScheduler(), memory.MemoryScheduler()
-    assert (list(queue.queue), queue.sleeping, queue.outstanding) == ([], {}, {})
-    assert queue.arrived is not other.arrived
-
-
-def test_milliseconds_are_whole() -> None:
-    assert core.Milliseconds(1500).duration == timedelta(seconds=1.5)
-    assert core.Milliseconds.of(timedelta(seconds=1.5)) == core.Milliseconds(1500)
-    with pytest.raises(ValueError, match="whole"):
-        core.Milliseconds.of(timedelta(microseconds=1500))
-
-
-@pytest.mark.parametrize("length", [timedelta(0), timedelta(seconds=-1)])
-def test_check_duration_names_what_is_not_positive(length: timedelta) -> None:
-    core.check_duration("patience", timedelta(microseconds=1))
-    with pytest.raises(ValueError, match="patience"):
-        core.check_duration("patience", length)
-
-
-@pytest.mark.parametrize("kind", [core.Contended, core.Fenced])
-def test_signals_carry_facts_and_pickle_and_no_except_exception_swallows_them(kind: Any) -> None:
-    facts = {"workflow": "w", "token": 3} if kind is core.Fenced else {"workflow": "w"}
-    assert issubclass(kind, core.Interruption)
-    assert not issubclass(core.Interruption, Exception)
-    plain, full = kind("only text"), kind("text", **facts)
-    assert str(plain) == "only text"
-    assert plain.workflow is None
-    for error in (plain, full):
-        copy = pickle.loads(pickle.dumps(error))
-        assert (type(copy), copy.args, vars(copy)) == (kind, error.args, vars(error))
-    assert vars(full) == facts
-    with pytest.raises(TypeError):
-        kind("text", "w")
-
-
-def test_suspensions_are_interruptions_and_swallowed_is_not() -> None:
-    due = testing.Clock().now()
-    for error in (core.InputNeeded("k"), core.MessageNeeded("k"), core.ScheduledWakeup("k", due)):
-        assert isinstance(error, core.Suspended)
-        assert isinstance(error, core.Interruption)
-        assert error.key == "k"
-        assert isinstance(error.waiting, str)
-    assert core.ScheduledWakeup("k", due).due == due
-    assert issubclass(core.Swallowed, Exception)
-
-
-def test_blocked_waits_for_something() -> None:
-    blocked = core.Blocked(frozenset({"b"}), frozenset({"c", "a"}))
-    assert blocked.keys == ("a", "b", "c")
-    with pytest.raises(ValueError, match="key"):
-        core.Blocked(frozenset(), frozenset())
-
-
-def test_the_clock_moves_when_told_to_and_only_then() -> None:
-    clock = testing.Clock(datetime.fromisoformat("2030-01-01T02:00:00+02:00"))
-    assert clock.now().isoformat() == "2030-01-01T00:00:00+00:00"
-    assert clock.seconds() == clock.now().timestamp()
-    clock.advance(timedelta(seconds=-1.5))
-    assert clock.now().isoformat() == "2029-12-31T23:59:58.500000+00:00"

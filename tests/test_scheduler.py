@@ -54,6 +54,14 @@ async def taken(stores: Stores, workflow: str = "w") -> Delivery:
     return delivery
 
 
+async def assert_comes_after(stores: Stores, length: timedelta) -> None:
+    """The wakeup of "w" is due then, and not a moment sooner."""
+    stores.clock.advance(length - MILLISECOND)
+    assert await look(stores) is None
+    stores.clock.advance(MILLISECOND)
+    await taken(stores)
+
+
 async def made_taken(stores: Stores) -> Delivery:
     await stores.scheduler.make_ready("w")
     return await taken(stores)
@@ -102,10 +110,7 @@ async def test_s2_a_delivered_workflow_is_invisible_for_the_lease(stores: Stores
     assert stores.scheduler.lease == LEASE
     await made_taken(stores)
     assert await look(stores) is None
-    stores.clock.advance(LEASE - MILLISECOND)
-    assert await look(stores) is None
-    stores.clock.advance(MILLISECOND)
-    await taken(stores)
+    await assert_comes_after(stores, LEASE)
 
 
 async def test_s2_each_delivery_goes_to_one_taker(stores: Stores) -> None:
@@ -162,10 +167,7 @@ async def test_s2_a_taken_workflow_does_not_stay_invisible_for_a_clock_set_back_
     await made_taken(stores)
     clock.advance(-HOURS)
     assert await look(stores) is None
-    clock.advance(LEASE - MILLISECOND)
-    assert await look(stores) is None
-    clock.advance(MILLISECOND)
-    await taken(stores)
+    await assert_comes_after(stores, LEASE)
 
 
 async def test_s2_an_extended_delivery_keeps_its_time_when_the_clock_is_set_back(
@@ -177,10 +179,7 @@ async def test_s2_an_extended_delivery_keeps_its_time_when_the_clock_is_set_back
     assert await stores.scheduler.holds(delivery), "the clock stood still: nothing to clamp"
     clock.advance(-HOURS)
     assert await look(stores) is None
-    clock.advance(5 * LEASE - MILLISECOND)
-    assert await look(stores) is None
-    clock.advance(MILLISECOND)
-    await taken(stores)
+    await assert_comes_after(stores, 5 * LEASE)
 
 
 @pytest.mark.parametrize("how", ["schedule", "wake_at"])
@@ -198,10 +197,7 @@ async def test_s2_a_sleeper_is_not_clamped_when_the_clock_is_set_back(
         await stores.scheduler.done(await taken(stores, "other"))
         assert await look(stores) is None
         stores.clock.advance(LEASE)
-    stores.clock.advance(due - stores.clock.now() - MILLISECOND)
-    assert await look(stores) is None
-    stores.clock.advance(MILLISECOND)
-    await taken(stores)
+    await assert_comes_after(stores, due - stores.clock.now())
 
 
 # --- S3 to S7: answers ---------------------------------------------------------------------------
@@ -252,10 +248,7 @@ async def test_s4_wake_at_answers_and_sets_the_next_wakeup(stores: Stores) -> No
     delivery = await made_taken(stores)
     await stores.scheduler.wake_at(delivery, stores.clock.now() + HOURS)
     await stores.scheduler.done(delivery)
-    stores.clock.advance(HOURS - MILLISECOND)
-    assert await look(stores) is None
-    stores.clock.advance(MILLISECOND)
-    await taken(stores)
+    await assert_comes_after(stores, HOURS)
 
 
 @each_wake
@@ -508,10 +501,7 @@ async def test_s10_schedule_moves_unconditionally(state: str, stores: Stores) ->
         delivery = await taken(stores)
     await stores.scheduler.schedule("w", stores.clock.now() + HOURS)
     await stores.scheduler.done(delivery)
-    stores.clock.advance(HOURS - MILLISECOND)
-    assert await look(stores) is None
-    stores.clock.advance(MILLISECOND)
-    await taken(stores)
+    await assert_comes_after(stores, HOURS)
 
 
 @each_wake

@@ -1,16 +1,18 @@
-"""Hunts for a difference between the memory store and the SQLite store: same calls, one clock."""
+"""Hunts for a difference between the memory store and the SQLite store: same calls, one clock.
+
+The SQLite store is in memory: what a disk keeps is for other tests to say, and these make
+thousands of commits.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
+import sqlite3
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -63,16 +65,25 @@ def chosen(given: list[Both], which: str, nobody: Both) -> Both:
     return given[-1] if given and which != "nobody's" else nobody
 
 
+Deadlines: TypeAlias = tuple[list[Any], list[Any]]
+
+
+def deadlines(connection: sqlite3.Connection) -> Deadlines:
+    """Of the claims and of the wakeups, as the file holds them."""
+    claims = connection.execute("SELECT workflow, alive_until, held_until FROM workflow_claim")
+    wakeups = connection.execute("SELECT workflow, visible_at FROM workflow_queue")
+    return claims.fetchall(), wakeups.fetchall()
+
+
 class Stepping(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
-        self.folder = Path(tempfile.mkdtemp())
+        self.loop = asyncio.new_event_loop()
         self.clock = Clock()
-        self.database = connect(self.folder / "workflows.db", clock=self.clock.seconds)
+        self.database = connect(":memory:", clock=self.clock.seconds)
         self.memory = over_memory(self.clock)
         self.sqlite = over_sqlite(self.database, self.clock)
-        self.runner.run(migrate(self.database))
+        self.run(migrate(self.database))
         self.rows("CREATE TABLE app AS SELECT 0 AS count")
         self.passes: defaultdict[str, list[Both]] = defaultdict(list)
         self.deliveries: defaultdict[str, list[Both]] = defaultdict(list)
@@ -86,24 +97,31 @@ class Stepping(RuleBasedStateMachine):
             count = self.memory.checkpointer.data.get("count", 0)
             assert self.rows("SELECT count FROM app") == [(count,)]
         finally:
-            self.runner.run(self.database.aclose())
-            self.runner.close()
-            shutil.rmtree(self.folder)
+            self.run(self.database.aclose())
+            self.loop.close()
 
     # --- asking both ---
 
+    def run(self, awaitable: Awaitable[Any]) -> Any:
+        return self.loop.run_until_complete(awaitable)
+
     def ask(self, call: Call, its: Both = NOTHING) -> Both:
         """One call on each store; a refusal is an answer too. Then time has passed."""
-        answers = Both(
-            self.answer(call(self.memory, its.memory)), self.answer(call(self.sqlite, its.sqlite))
-        )
-        self.both_let_go_at_the_same_moment()
+        answers = self.run(self.asked(call, its))
         self.clock.advance(TICK)
         return answers
 
-    def answer(self, call: Any) -> Any:
+    async def asked(self, call: Call, its: Both) -> Both:
+        answers = Both(
+            await self.answer(call(self.memory, its.memory)),
+            await self.answer(call(self.sqlite, its.sqlite)),
+        )
+        self.both_let_go_at_the_same_moment(await self.database.run(deadlines))
+        return answers
+
+    async def answer(self, call: Awaitable[Any]) -> Any:
         try:
-            return self.runner.run(call)
+            return await call
         except (Fenced, ValueError, LookupError) as error:
             return type(error).__name__
 
@@ -112,7 +130,7 @@ class Stepping(RuleBasedStateMachine):
         assert answers.memory == answers.sqlite
 
     def rows(self, query: str) -> list[Any]:
-        return self.runner.run(self.database.run(lambda c: c.execute(query).fetchall()))
+        return self.run(self.database.run(lambda c: c.execute(query).fetchall()))
 
     def holder(self, workflow: str, which: str) -> Both:
         if which == "fresh":
@@ -127,7 +145,7 @@ class Stepping(RuleBasedStateMachine):
         nobody = Both(Delivery(workflow, "nobody's"), Delivery(workflow, "nobody's"))
         return chosen(self.deliveries[workflow], which, nobody)
 
-    def both_let_go_at_the_same_moment(self) -> None:
+    def both_let_go_at_the_same_moment(self, stored: Deadlines) -> None:
         """Seconds left of every claim, liveness and budget, and of every wakeup."""
         now = self.clock.seconds()
 
@@ -142,10 +160,9 @@ class Stepping(RuleBasedStateMachine):
             **{name: left(when.timestamp()) for name, when in queue.sleeping.items()},
             **{name: left(until) for name, (_, until) in queue.outstanding.items()},
         }
-        stored = self.rows("SELECT workflow, alive_until, held_until FROM workflow_claim")
-        assert {(name, left(alive), left(budget)) for name, alive, budget in stored} == held
-        stored = self.rows("SELECT workflow, visible_at FROM workflow_queue")
-        assert {name: left(until) for name, until in stored} == wakeups
+        of_claims, of_wakeups = stored
+        assert {(name, left(alive), left(budget)) for name, alive, budget in of_claims} == held
+        assert {name: left(until) for name, until in of_wakeups} == wakeups
         self.ends = [one for ends in (*held, *wakeups.items()) for one in ends[1:] if one]
 
     # --- claims ---

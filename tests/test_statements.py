@@ -28,7 +28,7 @@ BY_WORKFLOW = "USING INDEX sqlite_autoindex_workflow_checkpoint_1 (workflow=?)"
 CLAIM_BY_KEY = "SEARCH workflow_claim USING PRIMARY KEY (workflow=?)"
 QUEUE_BY_KEY = "SEARCH workflow_queue USING PRIMARY KEY (namespace=? AND workflow=?)"
 BY_VISIBILITY = "USING COVERING INDEX workflow_queue_visible_at (namespace=? AND visible_at<?)"
-BY_TAKEN = "INDEX workflow_queue_taken (namespace=?"
+BY_TAKEN = "INDEX workflow_queue_taken_for (namespace=?"
 
 PLANNED: dict[str, tuple[str, ...]] = {
     "LOAD": (BY_WORKFLOW,),

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import closing, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from older_files import BEFORE_SIGNS_OF_LIFE
 from stores import Stores, over_sqlite
 from without_durability import LEASE, Fenced, Pass, claimed
 from without_durability.testing import Clock
@@ -34,12 +35,6 @@ async def records(database: Database) -> SqliteCheckpointer:
         )
     )
     return SqliteCheckpointer(database)
-
-
-@pytest.fixture
-def other(path: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=HANG)) as other:
-        yield other
 
 
 @pytest.fixture(params=["transact", "transacted"])
@@ -73,119 +68,6 @@ def kept(other: sqlite3.Connection) -> list[object]:
 
 def insert(cursor: sqlite3.Cursor, value: str) -> None:
     cursor.execute("INSERT INTO app VALUES (?)", (value,))
-
-
-ENDINGS: dict[str, Effect] = {
-    "COMMIT": lambda cursor: cursor.execute("COMMIT"),
-    "END": lambda cursor: cursor.execute("END"),
-    "ROLLBACK": lambda cursor: cursor.execute("ROLLBACK"),
-    "BEGIN": lambda cursor: cursor.execute("BEGIN"),
-    "BEGIN_IMMEDIATE": lambda cursor: cursor.execute("BEGIN IMMEDIATE"),
-    "commented_commit": lambda cursor: cursor.execute("/* no */ commit -- yes"),
-    "connection_execute": lambda cursor: cursor.connection.execute("COMMIT"),
-    "connection_cursor": lambda cursor: cursor.connection.cursor().execute("COMMIT"),
-    "executescript": lambda cursor: cursor.executescript("COMMIT; BEGIN;"),
-}
-# The driver refuses these through SQLite, or does nothing in autocommit mode (from 3.12 on).
-PERHAPS_NOTHING: dict[str, Effect] = {
-    "commit": lambda cursor: cursor.connection.commit(),
-    "rollback": lambda cursor: cursor.connection.rollback(),
-    "harmless_executescript": lambda cursor: cursor.executescript("SELECT 1;"),
-    "as_context_manager": lambda cursor: cursor.connection.__exit__(None, None, None),
-}
-
-
-@pytest.mark.parametrize("swallows", [False, True], ids=["raises", "swallows"])
-@pytest.mark.parametrize("ending", ENDINGS)
-async def test_k15_an_effect_that_ends_the_transaction_itself_is_refused(
-    run, other, ending, swallows
-):
-    def effect(cursor: sqlite3.Cursor) -> str:
-        insert(cursor, "before")
-        with suppress(sqlite3.Error) if swallows else nullcontext():
-            ENDINGS[ending](cursor)
-        with suppress(sqlite3.Error):
-            insert(cursor, "after")
-        return "done"
-
-    with pytest.raises(RuntimeError, match="transaction"):
-        await run(effect)
-    assert kept(other) == []
-
-
-@pytest.mark.parametrize("swallows", [False, True], ids=["raises", "swallows"])
-@pytest.mark.parametrize("ending", PERHAPS_NOTHING)
-async def test_k15_what_the_driver_may_ignore_commits_nothing_early(run, other, ending, swallows):
-    def effect(cursor: sqlite3.Cursor) -> str:
-        insert(cursor, "before")
-        with suppress(sqlite3.Error) if swallows else nullcontext():
-            PERHAPS_NOTHING[ending](cursor)
-        insert(cursor, "after")
-        raise LookupError("mine")
-
-    with pytest.raises((RuntimeError, LookupError)):
-        await run(effect)
-    assert kept(other) == []
-
-
-def through_the_cursor(cursor: sqlite3.Cursor, sql: str) -> None:
-    cursor.execute(sql)
-
-
-def through_the_connection(cursor: sqlite3.Cursor, sql: str) -> None:
-    cursor.connection.execute(sql)
-
-
-def through_a_fresh_cursor(cursor: sqlite3.Cursor, sql: str) -> None:
-    cursor.connection.cursor().execute(sql)
-
-
-def through_executemany(cursor: sqlite3.Cursor, sql: str) -> None:
-    cursor.connection.executemany(sql, [()])
-
-
-def through_executescript(cursor: sqlite3.Cursor, sql: str) -> None:
-    cursor.executescript(sql)
-
-
-@pytest.mark.parametrize("prepared", [False, True], ids=["fresh", "already_prepared"])
-@pytest.mark.parametrize(
-    "way",
-    [
-        through_the_cursor,
-        through_the_connection,
-        through_a_fresh_cursor,
-        through_executemany,
-        through_executescript,
-    ],
-)
-async def test_k15_nothing_is_kept_once_a_conflict_clause_rolled_the_effect_back(
-    run, other, way, prepared
-):
-    lost = "INSERT INTO app SELECT hex(randomblob(8))"
-
-    def effect(cursor: sqlite3.Cursor) -> str:
-        insert(cursor, "before")
-        if prepared and way is not through_executescript:
-            way(cursor, lost)
-        with suppress(sqlite3.IntegrityError):
-            cursor.execute("INSERT OR ROLLBACK INTO app VALUES ('taken')")
-        for _ in range(2):
-            with suppress(sqlite3.Error):
-                way(cursor, lost)
-        return "done"
-
-    with pytest.raises(RuntimeError, match="transaction"):
-        await run(effect)
-    assert kept(other) == []
-
-
-async def test_k15_a_conflict_clauses_own_error_is_the_one_its_caller_sees(run, other):
-    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-        await run(
-            lambda cursor: cursor.execute("INSERT OR ROLLBACK INTO app VALUES ('taken')") and None
-        )
-    assert kept(other) == []
 
 
 async def test_balanced_savepoints_are_the_effects_own_business(run, other):
@@ -327,35 +209,6 @@ async def test_a_commit_that_fails_leaves_no_transaction_open(run, records, othe
         await run(effect)
     assert not connection.in_transaction
     assert kept(other) == []
-
-
-@pytest.mark.parametrize("call", ["record", "supply", "transact"])
-async def test_k47_a_full_disk_shows_its_own_error_and_passes(records, other, call):
-    holder = await records.claim("w", LEASE, LEASE)
-    connection = records.database.connection
-    large = "x" * 100_000
-
-    def effect(cursor: sqlite3.Cursor) -> str:
-        insert(cursor, "before")
-        return large
-
-    async def write() -> None:
-        if call == "record":
-            await records.record(holder, "k", large)
-        elif call == "supply":
-            await records.supply("w", "k", large)
-        else:
-            await records.transact(holder, "k", effect)
-
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
-    with pytest.raises(sqlite3.OperationalError, match="full") as caught:
-        await write()
-    assert caught.value.sqlite_errorname == "SQLITE_FULL"
-    assert kept(other) == []
-    connection.execute(f"PRAGMA max_page_count = {pages + 10_000}").fetchall()
-    await write()
-    assert "k" in kept(other)
 
 
 # --- a fault at every statement ---------------------------------------------------------------
@@ -540,21 +393,15 @@ async def test_a_fault_at_any_statement_leaves_all_of_a_write_or_none_of_it(
         assert await scene.records.supply("usable", "k", 1) == 1
 
 
-OLDER_SHAPE = """
-CREATE TABLE workflow_checkpoint (seq INTEGER PRIMARY KEY, workflow TEXT NOT NULL,
-    step TEXT NOT NULL, value TEXT NOT NULL, written_at REAL NOT NULL DEFAULT 0,
-    UNIQUE (workflow, step));
-CREATE TABLE workflow_claim (workflow TEXT PRIMARY KEY NOT NULL, token INTEGER NOT NULL,
-    held_until REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE workflow_queue (namespace TEXT NOT NULL, workflow TEXT NOT NULL,
-    visible_at REAL NOT NULL, PRIMARY KEY (namespace, workflow)) WITHOUT ROWID;
-INSERT INTO workflow_claim VALUES ('w', 7, 5);
-INSERT INTO workflow_queue VALUES ('workflow', 'w', 5);
-"""
+OLDER_FILE = (
+    BEFORE_SIGNS_OF_LIFE
+    + "INSERT INTO workflow_claim VALUES ('w', 7, 5);"
+    + "INSERT INTO workflow_queue VALUES ('workflow', 'w', 5);"
+)
 
 
 @pytest.mark.parametrize("afterwards", [False, True], ids=["before_it_ran", "after_it_ran"])
-@pytest.mark.parametrize("found", ["", OLDER_SHAPE], ids=["a_new_file", "an_older_file"])
+@pytest.mark.parametrize("found", ["", OLDER_FILE], ids=["a_new_file", "an_older_file"])
 async def test_a_fault_at_any_statement_leaves_all_of_a_migration_or_none_of_it(
     tmp_path, found, afterwards
 ):

@@ -108,38 +108,6 @@ async def test_24_hours_are_24_hours_across_a_clock_change(zoned: tzinfo, start:
     assert outcome == Completed("up")
 
 
-@pytest.mark.parametrize("recorded", [{}, {"nap": "2020-01-01T00:00:00+00:00"}])
-async def test_k41_a_naive_now_is_refused_on_the_first_pass_and_on_every_later_one(recorded):
-    store = MemoryCheckpointer()
-    holder = await claimed(store, "w")
-    for key, value in recorded.items():
-        await store.supply("w", key, value)
-    with pytest.raises(ValueError, match="timezone-aware"):
-        await resume(holder, store, napping, now=lambda: datetime(2030, 1, 1))  # noqa: DTZ001
-    assert await store.load("w") == recorded
-
-
-@pytest.mark.parametrize("duration", [timedelta.max, timedelta(days=3_650_000)])
-async def test_k42_a_sleep_beyond_every_datetime_is_refused_naming_it(stores: Stores, duration):
-    async def body(run):
-        await run.sleep("long", duration)
-
-    with pytest.raises(OverflowError) as caught:
-        await passed(stores, body)
-    assert "'long'" in str(caught.value)
-    assert repr(duration) in str(caught.value)
-    assert await stores.checkpointer.load("w") == {}
-
-
-async def test_k42_a_sleep_of_a_thousand_years_is_a_sleep(stores: Stores):
-    thousand_years = timedelta(days=365_000)
-
-    async def body(run):
-        await run.sleep("long", thousand_years)
-
-    assert await passed(stores, body) == Sleeping("long", stores.clock.now() + thousand_years)
-
-
 async def test_a_sleep_cancelled_while_its_deadline_is_written_is_still_reported(clock: Clock):
     store = MemoryCheckpointer()
     reached, gate = asyncio.Event(), asyncio.Event()

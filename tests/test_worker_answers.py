@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 
 from gated import Bench, Overlay, completing, forever, listening
-from without_durability import Fenced, MemoryScheduler, Run, SplitDurable, retrying
+from without_durability import Fenced, MemoryScheduler, Run, SplitDurable, attempt, retrying
 from without_durability.retrying import persist
 
 pytestmark = pytest.mark.timeout(30)
@@ -126,3 +127,33 @@ async def test_a_body_fenced_by_its_store_is_not_a_failure():
 async def test_patience_ends_with_the_last_refusal():
     with pytest.raises(Refusal):
         await persist(MemoryScheduler(), refusing(Refusal), "a call", patience=timedelta(0))
+
+
+async def test_a_claim_lost_on_another_workflow_is_a_failure_of_this_one():
+    bench = Bench()
+
+    async def body(run: Run) -> None:
+        raise Fenced("superseded", workflow="other", token=1)
+
+    await bench.queue.make_ready("w")
+    async with listening() as heard, bench.working(body):
+        await heard.until("workflow 'w' failed (attempt 1)")
+
+
+async def test_a_body_that_swallows_its_cancellation_is_reported(monkeypatch):
+    monkeypatch.setattr(attempt, "PARTING", SHORT)
+    bench = Bench()
+    started, leave = asyncio.Event(), asyncio.Event()
+
+    async def body(run: Run) -> None:
+        started.set()
+        while not leave.is_set():
+            with suppress(asyncio.CancelledError):
+                await leave.wait()
+
+    await bench.queue.make_ready("w")
+    async with listening() as heard, bench.working(body) as worker:
+        await started.wait()
+        worker.cancel()
+        await heard.until("workflow 'w' was cancelled and does not end")
+        leave.set()

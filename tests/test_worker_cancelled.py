@@ -36,11 +36,6 @@ HOUR = timedelta(hours=1)
 NOW = timedelta(0)
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
 # --- cancelling the worker --------------------------------------------------------------------
 
 
@@ -205,37 +200,7 @@ async def test_a_pass_that_takes_its_time_to_end_is_waited_for_however_often_one
 # --- deliveries cancelled meanwhile -----------------------------------------------------------
 
 
-async def test_k20_a_delivery_deleted_before_its_claim_starts_no_pass(stores: Stores):
-    released = asyncio.Event()
-    ran = []
-
-    async def claim(*arguments):
-        await stores.durable.delete("w")
-        return await stores.checkpointer.claim(*arguments)
-
-    async def release(holder):
-        await stores.checkpointer.release(holder)
-        released.set()
-
-    async def body(run):
-        ran.append(run)
-
-    await stores.checkpointer.supply("w", "charge", 1)
-    await stores.scheduler.make_ready("w")
-    durable = SplitDurable(
-        Overlay(stores.checkpointer, claim=claim, release=release), stores.scheduler
-    )
-    async with working(durable, body, now=stores.clock.now):
-        await released.wait()
-        await turns()
-    assert ran == [], "a deleted workflow ran"
-    assert await stores.checkpointer.load("w") == {}
-    await stores.scheduler.wake_due(stores.clock.now() + HOUR)
-    stores.clock.advance(HOUR)
-    assert await stores.scheduler.next_ready(NOW) is None, "a deleted workflow came back"
-
-
-async def test_k20_without_holds_a_delivery_deleted_before_its_claim_is_not_revived(bench: Bench):
+async def test_without_holds_a_delivery_deleted_before_its_claim_is_not_revived(bench: Bench):
     async def claim(*arguments):
         await bench.durable.delete("w")
         return await bench.memory.claim(*arguments)

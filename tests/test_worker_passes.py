@@ -46,11 +46,6 @@ MILLISECOND = timedelta(milliseconds=1)
 SHORT_LEASE = timedelta(milliseconds=90)
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
 async def listed(items) -> AsyncIterator[Any]:
     for item in items:
         yield item

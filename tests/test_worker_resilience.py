@@ -34,11 +34,6 @@ MILLISECOND = timedelta(milliseconds=1)
 SHORT_LEASE = timedelta(milliseconds=90)
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
 # --- bodies that misbehave --------------------------------------------------------------------
 
 

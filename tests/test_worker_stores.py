@@ -24,6 +24,7 @@ from gated import (
     working,
 )
 from stores import Stores, over_sqlite
+from systems import posix_files
 from without_durability import (
     Checkpointer,
     Clock,
@@ -43,11 +44,6 @@ pytestmark = pytest.mark.timeout(30)
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 MILLISECOND = timedelta(milliseconds=1)
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
 
 
 @pytest.fixture
@@ -250,6 +246,7 @@ async def test_k12_a_write_lock_held_too_long_is_waited_out(path: Path, monkeypa
         other.close()
 
 
+@posix_files
 async def test_a_file_that_is_gone_ends_the_worker_with_an_error_of_sqlite(path: Path):
     async with connect(path) as database:
         await migrate(database)

@@ -10,6 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from without_durability_sqlite import Database, SqliteCheckpointer, migrate
 
 HANG = 10.0
@@ -38,6 +40,16 @@ class Gate:
         await until(self.entered.is_set)
 
 
+async def occupied(
+    database: Database, then: Callable[[], object] = lambda: "done"
+) -> tuple[Gate, asyncio.Task[object]]:
+    """A call that is inside until its gate is opened."""
+    gate = Gate(then)
+    task = asyncio.create_task(database.run(gate))
+    await gate.reached()
+    return gate, task
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(HANG):
         while not condition():
@@ -45,7 +57,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def stays_outside(task: asyncio.Task[Any]) -> None:
-    done, _ = await asyncio.wait({task}, timeout=0.1)
+    done, _ = await asyncio.wait({task}, timeout=0.04)
     assert not done, "it went ahead past somebody who was inside"
 
 
@@ -62,12 +74,23 @@ def database_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == THREAD]
 
 
+async def twenty(database: Database, workflow: str) -> int:
+    """Twenty calls at once, so that all but one wait; how many records there are afterwards."""
+    store = SqliteCheckpointer(database)
+    await in_time(asyncio.gather(*(store.supply(workflow, str(n), n) for n in range(20))))
+    return len(await store.load(workflow))
+
+
 def own_guard() -> tuple[asyncio.Lock, ...]:
     return ()
 
 
 def plain_lock() -> tuple[asyncio.Lock, ...]:
     return (asyncio.Lock(),)
+
+
+# An `asyncio.Lock` of the caller's own does not know that the loop of its holder has ended.
+own_guard_only = pytest.mark.parametrize("loopless", [own_guard], indirect=True)
 
 
 def fail(error: BaseException) -> Callable[..., Any]:

@@ -157,7 +157,7 @@ class Attempt:
                     break
         finally:
             watch.stop()
-            await _stopped(ending)
+            await _stopped(ending, self._report_slow_end)
         return ending.result()
 
     async def _ended(self, holder: Pass) -> object:
@@ -204,10 +204,14 @@ class Attempt:
             shown(self.workflow),
         )
 
+    def _report_slow_end(self) -> None:
+        logger.warning(
+            "workflow %s was cancelled and does not end: does its body swallow the cancellation?",
+            shown(self.workflow),
+        )
+
     async def _answer(self, ended: object) -> None:
-        if self._refused or (
-            isinstance(ended, Raised) and isinstance(ended.error, (Fenced, Contended))
-        ):
+        if self._refused or (isinstance(ended, Raised) and self._lost_by(ended.error)):
             await self._lost()
         elif isinstance(ended, Raised):
             await self._failed(ended.error)
@@ -218,6 +222,10 @@ class Attempt:
                 await self._wake_at(ended.due)
             else:
                 await self._ask(self._done, "answer")
+
+    def _lost_by(self, error: BaseException) -> bool:
+        """Whether an error says that this pass lost its workflow, and not some other one."""
+        return isinstance(error, (Fenced, Contended)) and error.workflow in (None, self.workflow)
 
     async def _lost(self) -> None:
         elapsed = asyncio.get_running_loop().time() - self._started
@@ -297,9 +305,13 @@ class Attempt:
             return None
 
 
-async def _stopped(task: asyncio.Task[object]) -> None:
-    """Cancel the task and wait until it has ended, however often the waiting is cancelled."""
+async def _stopped(task: asyncio.Task[object], report: Callable[[], None]) -> None:
+    """Cancel the task and wait until it has ended, however often the waiting is cancelled.
+
+    One that takes its time is reported once.
+    """
     cancellation: asyncio.CancelledError | None = None
+    slow = asyncio.get_running_loop().call_later(PARTING.total_seconds(), report)
     if not task.done():
         task.cancel()
     while not task.done():
@@ -307,6 +319,7 @@ async def _stopped(task: asyncio.Task[object]) -> None:
             await asyncio.wait((task,))
         except asyncio.CancelledError as error:
             cancellation = error
+    slow.cancel()
     if not task.cancelled():
         task.exception()  # asked for here: nobody else will, once this worker is being stopped
     if cancellation is not None:

@@ -97,7 +97,7 @@ class Run(Generic[Effect]):
         stretches the claim before the effect runs; refused, it raises `Fenced`, as does a
         record by a superseded pass.
         """
-        self._begin(key, within)
+        self._begin(key, effect, parse, within)
         if key in self.recorded:
             return parse(self.recorded[key])
         with step_under_way(self):
@@ -115,7 +115,7 @@ class Run(Generic[Effect]):
         within: timedelta | None = None,
     ) -> T:
         """As `step`, `effect` and record committed together by the store: exactly once (C12)."""
-        self._begin(key, within)
+        self._begin(key, effect, parse, within)
         if key in self.recorded:
             return parse(self.recorded[key])
         with step_under_way(self):
@@ -198,7 +198,11 @@ class Run(Generic[Effect]):
         check_aware("now", now)
         return now.astimezone(UTC)
 
-    def _begin(self, key: StepKey, within: timedelta | None) -> None:
+    def _begin(self, key: StepKey, effect: object, parse: object, within: timedelta | None) -> None:
+        """Refuse what would fail after the effect has run, and reserve the step's name."""
+        for name, what in (("effect", effect), ("parse", parse)):
+            if not callable(what):
+                raise TypeError(f"step {shown(key)}: {name} must be callable, not {shown(what)}")
         if within is not None:
             check_duration("within", within)
         self.claim(key)

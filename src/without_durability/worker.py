@@ -169,7 +169,7 @@ class _Pool:
         contended: timedelta,
         now: Callable[[], datetime],
     ) -> None:
-        if limit != int(limit) or limit < 1:
+        if type(limit) is not int or limit < 1:
             raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
         check_duration("lease", lease)
         check_duration("budget", budget)

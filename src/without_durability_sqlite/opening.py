@@ -15,7 +15,7 @@ from without_durability.values import shown
 
 from .errors import is_busy, naming, operational_error
 from .rows import rows
-from .thread import DatabaseThread
+from .thread import DatabaseThread, Identity, check_not_inherited
 
 NEEDED = (3, 35, 0)
 """The first SQLite with `RETURNING`."""
@@ -42,6 +42,7 @@ def opened(path: Path | str, timeout: Milliseconds) -> sqlite3.Connection:
     check_sqlite()
     _check_timeout(timeout)
     name = _checked_path(path)
+    check_not_inherited(_identity(name))
     connection = None
     try:
         connection = _connection(name, timeout)
@@ -76,6 +77,8 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
     `ValueError` naming the setting of a connection that no write could be durable on, or that
     the thread could not use.
     """
+    if not isinstance(connection, sqlite3.Connection):
+        raise TypeError(f"a Database needs a sqlite3.Connection, not {type(connection).__name__}")
     try:
         open_transaction = connection.in_transaction
     except sqlite3.ProgrammingError as error:
@@ -90,7 +93,9 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
         )
     if open_transaction:
         raise ValueError("the connection has a transaction open: in_transaction is True")
-    thread = DatabaseThread(connection)
+    file = _identity(main_file(connection))
+    check_not_inherited(file)
+    thread = DatabaseThread(connection, file)
     refused = thread.probe()
     if refused is not None:
         raise ValueError(
@@ -118,25 +123,32 @@ class OpenFile:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._path = main_file(connection)
-        self._identity = self._found()
+        self._file = _identity(self._path)
+        self._log: Identity | None = None
 
     def check(self) -> None:
-        """Raise when the path no longer leads to the file that is open: writes would be lost."""
-        if self._found() != self._identity:
+        """Raise when the path no longer leads to the file that is open: writes would be lost.
+
+        So would they when its write-ahead log is gone, which is there from the first use on.
+        """
+        if not self._path:  # in memory: there is nothing to lose sight of
+            return
+        log = _identity(f"{self._path}-wal")
+        if _identity(self._path) != self._file or (self._log is not None and log != self._log):
             raise operational_error(
-                f"{self._path} has been deleted or replaced since it was opened: "
-                "nothing written now would be found again",
+                f"{self._path} or its write-ahead log has been deleted or replaced since it was "
+                "opened: nothing written now would be found again",
                 "SQLITE_READONLY_DBMOVED",
             )
+        self._log = log
 
-    def _found(self) -> tuple[int, int] | None:
-        if not self._path:  # in memory: there is nothing to lose sight of
-            return None
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
+
+def _identity(path: str) -> Identity | None:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # not there, or no path at all
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _check_timeout(timeout: Milliseconds) -> None:

@@ -51,9 +51,9 @@ CREATE TABLE IF NOT EXISTS workflow_queue (
 _VISIBLE_AT = """
 CREATE INDEX IF NOT EXISTS workflow_queue_visible_at ON workflow_queue (namespace, visible_at)"""
 
-_TAKEN = """
-CREATE INDEX IF NOT EXISTS workflow_queue_taken
-ON workflow_queue (namespace, visible_at, taken_for) WHERE taken IS NOT NULL"""
+_TAKEN_FOR = """
+CREATE INDEX IF NOT EXISTS workflow_queue_taken_for
+ON workflow_queue (namespace, visible_at, taken_for) WHERE taken_for IS NOT NULL"""
 
 _SCHEMA_VERSION = """
 CREATE TABLE IF NOT EXISTS workflow_schema (
@@ -61,7 +61,7 @@ CREATE TABLE IF NOT EXISTS workflow_schema (
     clock_ahead REAL NOT NULL DEFAULT 0
 )"""
 
-_STATEMENTS = (_CHECKPOINT, _CLAIM, _QUEUE, _VISIBLE_AT, _TAKEN, _SCHEMA_VERSION)
+_STATEMENTS = (_CHECKPOINT, _CLAIM, _QUEUE, _VISIBLE_AT, _TAKEN_FOR, _SCHEMA_VERSION)
 
 SCHEMA = ";".join(_STATEMENTS) + ";\n"
 """Every statement is `CREATE … IF NOT EXISTS`. `migrate` does more: it upgrades older files."""

@@ -79,6 +79,12 @@ BUSY_TIMEOUT = Milliseconds(5000)
 POLL = timedelta(milliseconds=50)
 """How often a waiting `next_ready` looks at the queue."""
 
+_GRACE = 0.5
+"""Seconds that a look and a take get, however short the wait that was asked for."""
+
+_EARLIEST, _TOO_LATE = -62135596800, 253402300800
+"""Unix seconds between which a `datetime` can hold them."""
+
 logger = logging.getLogger("without_durability_sqlite")
 
 # --- records ----------------------------------------------------------------------------------
@@ -180,20 +186,23 @@ WHERE workflow = :workflow"""
 
 # --- queue ------------------------------------------------------------------------------------
 # Queued: visible_at in the past. Sleeping: ahead. Out with a worker: ahead, and `taken`.
+# `taken_for` is how far ahead a row may lie: a take's seconds, 0 for one that was made ready, and
+# NULL for a sleeper, which means its moment.
 
 # Whether there is anything to take or to clamp: what an idle worker asks, without a lock.
 LOOK = """
 SELECT EXISTS (SELECT 1 FROM workflow_queue
                WHERE namespace = :namespace AND visible_at <= :now)
-    OR EXISTS (SELECT 1 FROM workflow_queue INDEXED BY workflow_queue_taken
-               WHERE namespace = :namespace
-               AND taken IS NOT NULL AND visible_at > :now + taken_for + 1)"""
+    OR EXISTS (SELECT 1 FROM workflow_queue INDEXED BY workflow_queue_taken_for
+               WHERE namespace = :namespace AND taken_for IS NOT NULL
+               AND visible_at > :now + 1 AND visible_at > :now + taken_for + 1)"""
 
-# Taken rows that lie further ahead than they were taken for: the clock was set back. Their
-# receipts no longer stand after it, so a second's grace leaves a clock's small steps alone.
+# Rows that lie further ahead than they may: the clock was set back. A taken one's receipt no
+# longer stands after it, so a second's grace leaves a clock's small steps alone.
 CLAMP_TAKEN = """
-UPDATE workflow_queue INDEXED BY workflow_queue_taken SET visible_at = :now + taken_for
-WHERE namespace = :namespace AND taken IS NOT NULL AND visible_at > :now + taken_for + 1"""
+UPDATE workflow_queue INDEXED BY workflow_queue_taken_for SET visible_at = :now + taken_for
+WHERE namespace = :namespace AND taken_for IS NOT NULL
+  AND visible_at > :now + 1 AND visible_at > :now + taken_for + 1"""
 
 # The row visible longest, one lease ahead from here on. No row: nothing is visible.
 TAKE = """
@@ -205,9 +214,10 @@ RETURNING CAST(workflow AS BLOB), typeof(workflow) = 'text'"""
 
 # Visible now, or still at the earlier moment it has, under a changed receipt (S10).
 MAKE_READY = """
-INSERT INTO workflow_queue (namespace, workflow, visible_at) VALUES (:namespace, :workflow, :when)
+INSERT INTO workflow_queue (namespace, workflow, visible_at, taken_for)
+VALUES (:namespace, :workflow, :when, :ahead)
 ON CONFLICT (namespace, workflow) DO UPDATE SET
-    visible_at = min(visible_at, excluded.visible_at), taken = NULL, taken_for = NULL"""
+    visible_at = min(visible_at, excluded.visible_at), taken = NULL, taken_for = :ahead"""
 
 SCHEDULE = """
 INSERT INTO workflow_queue (namespace, workflow, visible_at) VALUES (:namespace, :workflow, :when)
@@ -225,7 +235,7 @@ UPDATE workflow_queue SET visible_at = :until, taken = :renewed, taken_for = :wi
 WHERE {_HELD}"""
 
 SUSPEND = f"""
-UPDATE workflow_queue SET visible_at = :when, taken = NULL, taken_for = NULL WHERE {_HELD}"""
+UPDATE workflow_queue SET visible_at = :when, taken = NULL, taken_for = :ahead WHERE {_HELD}"""
 
 DONE = f"DELETE FROM workflow_queue WHERE {_HELD}"
 
@@ -266,8 +276,9 @@ class Database:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or self._thread.is_own_process:  # a child's fork hides no error here
+            await self.aclose()
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` on the thread, with nobody else on the connection, and return its result.
@@ -318,18 +329,25 @@ class Database:
             def checked(cursor: sqlite3.Cursor) -> T:
                 job.begin()
                 self._file.check()
-                return operation(cursor, self.clock())
+                return operation(cursor, self._now())
 
             return committed(self.connection, checked)
 
         def undone(value: T) -> None:
             assert undo is not None
             try:
-                committed(self.connection, lambda cursor: undo(cursor, self.clock(), value))
+                committed(self.connection, lambda cursor: undo(cursor, self._now(), value))
             except sqlite3.Error as error:
                 logger.warning("what a cancelled caller was granted waits to lapse: %r", error)
 
         return await self._performed(begun, undone if undo is not None else None, within)
+
+    def _now(self) -> float:
+        """The clock's reading; `ValueError` for one that is no moment."""
+        now = self.clock()
+        if not _EARLIEST <= now < _TOO_LATE:
+            raise ValueError(f"the database's clock reads {now!r}, which is no moment")
+        return now
 
     def _apply(self, cursor: sqlite3.Cursor, effect: Callable[[sqlite3.Cursor], T]) -> T:
         """Run somebody's `effect` inside the store's open transaction, which it cannot end."""
@@ -495,7 +513,7 @@ class SqliteCheckpointer:
             if recorded is None:
                 result = self.database._apply(cursor, effect)
                 recorded, _ = self._encoded(holder.workflow, key, result)
-                now = self.database.clock()
+                now = self.database._now()
                 recorded = _written(cursor, now, holder.workflow, key, recorded)
             if not _touched(cursor, SIGN_OF_LIFE, asked | {"now": now}):
                 raise fenced(holder)
@@ -596,9 +614,8 @@ class SqliteScheduler:
         asked = self._row(workflow)
 
         def operation(cursor: sqlite3.Cursor, now: float) -> bool:
-            if self.now is not now_utc:
-                now = as_seconds("now", self.now())
-            return _touched(cursor, MAKE_READY, asked | {"when": now})
+            when = now if self.now is now_utc else as_seconds("now", self.now())
+            return _touched(cursor, MAKE_READY, asked | _from(when, now))
 
         return operation
 
@@ -608,8 +625,11 @@ class SqliteScheduler:
         await self.database._write(_touching(SCHEDULE, self._row(workflow) | when))
 
     async def wake_at(self, delivery: Delivery, when: datetime) -> None:
-        moment = {"when": as_seconds("when", when)}
-        await self.database._write(_touching(SUSPEND, self._held(delivery) | moment))
+        moment = as_seconds("when", when)
+        asked = self._held(delivery)
+        await self.database._write(
+            lambda cursor, now: _touched(cursor, SUSPEND, asked | _from(moment, now))
+        )
 
     async def wake_due(self, now: datetime) -> tuple[str, ...]:
         check_aware("now", now)
@@ -619,8 +639,8 @@ class SqliteScheduler:
         check_wait("within", within)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within.total_seconds()
-        # One look and one take are tried whatever `within` is; a poll is what they get at least.
-        patient_until = max(deadline, loop.time() + self.poll_seconds)
+        # What is ready is found whatever `within` is (S11), unless others keep the database busy.
+        patient_until = max(deadline, loop.time() + _GRACE)
         while True:
             try:
                 if await self.database._read(self._look, patient_until - loop.time()):
@@ -688,7 +708,7 @@ class SqliteScheduler:
         return self._row(delivery.workflow) | Receipt.parsed(delivery.receipt)._asdict()
 
     def _look(self, connection: sqlite3.Connection) -> bool:
-        asked = {"namespace": self.namespace, "now": self.database.clock()}
+        asked = {"namespace": self.namespace, "now": self.database._now()}
         return bool(rows(connection, LOOK, asked)[0][0])
 
     def _take(self, cursor: sqlite3.Cursor, now: float) -> Delivery | None:
@@ -718,7 +738,7 @@ class SqliteScheduler:
 
     def _put_back(self, cursor: sqlite3.Cursor, now: float, delivery: Delivery | None) -> None:
         assert delivery is not None
-        cursor.execute(SUSPEND, self._held(delivery) | {"when": now})
+        cursor.execute(SUSPEND, self._held(delivery) | _from(now, now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -761,6 +781,11 @@ class SqliteDurable:
             return value
 
         return await self.checkpointer.database._write(operation)
+
+
+def _from(moment: float, now: float) -> dict[str, float | None]:
+    """Visible from a moment on: one that is now (or a second off) outlives a clock set back."""
+    return {"when": moment, "ahead": 0 if moment <= now + 1 else None}
 
 
 def _touched(cursor: sqlite3.Cursor, statement: str, asked: dict[str, Any]) -> bool:

@@ -18,11 +18,14 @@ import warnings
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from .errors import Misuse
 
 T = TypeVar("T")
+
+Identity: TypeAlias = tuple[int, int]
+"""What tells one file from another at the same path: device and inode."""
 
 PATIENCE = 1.0
 """Seconds that closing and interpreter exit wait for the thread before they say so."""
@@ -123,7 +126,9 @@ class Job(Generic[T]):
     def perform(self) -> None:
         """Run the work, on the thread, unless its caller has gone already."""
         self.thread.job = self
-        if self.thread.ending:
+        if self.thread.closed:
+            self._error = sqlite3.ProgrammingError("the database is closed")
+        elif self.thread.ending:
             self._error = sqlite3.ProgrammingError("the interpreter is ending")
         elif not self._caller_gone:
             try:
@@ -188,17 +193,33 @@ def _nothing(_: Job[Any]) -> Any:
     raise AssertionError("a job is performed once")
 
 
+def check_not_inherited(file: Identity | None) -> None:
+    """`Misuse` for a file that this process inherited open, through a fork.
+
+    SQLite's own account of its locks came along and the locks did not: what a second connection
+    writes here may be lost without a word.
+    """
+    pid = os.getpid()
+    for thread in _threads:
+        if file is not None and thread.file == file and not thread.closed and thread.pid != pid:
+            raise Misuse(
+                "this file was open in the parent process when it forked, and cannot be opened "
+                "safely here: spawn the process instead, or fork before the file is opened"
+            )
+
+
 class DatabaseThread:
     """A daemon thread that performs jobs in the order they were put, until it is closed."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, file: Identity | None) -> None:
         self.connection = connection
+        self.file = file
         self.closed = False
         self.ending = False
         self.hold: Hold | None = None
         self.job: Job[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._foreign = False
@@ -230,9 +251,17 @@ class DatabaseThread:
             self._loop = loop
         return loop
 
+    @property
+    def is_own_process(self) -> bool:
+        """Whether this is the process that opened the database, and not a fork of it."""
+        return os.getpid() == self.pid
+
     def check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise Misuse("this database was opened by another process: connect again after a fork")
+        if not self.is_own_process:
+            raise Misuse(
+                "this database was opened by another process, before a fork: "
+                "open it where it is used, in a spawned process"
+            )
 
     def submit(
         self,
@@ -302,7 +331,7 @@ class DatabaseThread:
 
     def discard(self) -> None:
         """Close once what is in line is done: nobody refers to the database any more."""
-        if os.getpid() == self._pid and not self.closed:
+        if os.getpid() == self.pid and not self.closed:
             self.later(self.close)
             warnings.warn("a database was dropped without aclose()", ResourceWarning, stacklevel=2)
 
@@ -325,7 +354,7 @@ class DatabaseThread:
 
     def end(self) -> None:
         """Interpreter exit: close, and wait for others' work only so long."""
-        if os.getpid() != self._pid or not self._thread.is_alive():
+        if os.getpid() != self.pid or not self._thread.is_alive():
             return
         self.ending = True  # what has not begun has no caller left
         self.later(self.close)

@@ -64,6 +64,8 @@ class FencedConnection:
         """No commit: the transaction is the store's."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("close", "set_authorizer"):
+            raise RuntimeError(f"an effect may not call {name} on the connection it runs on")
         return getattr(vars(self)["_connection"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -130,8 +132,8 @@ def fenced_in(connection: sqlite3.Connection, effect: Callable[[sqlite3.Cursor],
 
 
 _ENDED = (
-    "the effect tried to begin or end a transaction of its own, or a conflict clause rolled it "
-    "back: nothing of it is kept"
+    "the effect tried to begin or end a transaction (before Python 3.12 executescript does), or a "
+    "conflict clause rolled it back: nothing of it is kept"
 )
 
 

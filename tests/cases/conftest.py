@@ -1,49 +1,20 @@
-"""What the cases share: a second connection, a trap for the database's thread, child processes."""
+"""What the cases share: the stores over one file, child processes, a trap for the thread."""
 
 from __future__ import annotations
 
 import sqlite3
 import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from children import Ended, ended, started
 from without_durability_sqlite import Database, SqliteCheckpointer, SqliteDurable, SqliteScheduler
 
-MIN = timedelta(minutes=1)
-
-PRELUDE = """
-import asyncio, os, sqlite3, sys, threading, time
-from datetime import UTC, datetime, timedelta
-from without_durability import *
-from without_durability_sqlite import *
-path, *arguments = sys.argv[1:]
-MIN = timedelta(minutes=1)
-
-async def opened(**options):
-    global db, cp, s, d
-    db = connect(path, **options)
-    await migrate(db)
-    cp = SqliteCheckpointer(db)
-    s = SqliteScheduler(db)
-    d = SqliteDurable(cp, s)
-"""
-
-Child = Callable[..., "subprocess.CompletedProcess[str]"]
+Child = Callable[..., Ended]
 Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def other(path: Path) -> Iterator[sqlite3.Connection]:
-    """A second connection to the file, in autocommit mode, as another process would have it."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    yield connection
-    connection.close()
 
 
 @pytest.fixture
@@ -63,12 +34,10 @@ def durable(checkpointer: SqliteCheckpointer, scheduler: SqliteScheduler) -> Sql
 
 @pytest.fixture
 def child(path: Path) -> Child:
-    """Run a program over the file in a process of its own, killed after `seconds`."""
+    """Run a program over the file to its end in a process of its own."""
 
-    def run(program: str, *arguments: str, seconds: float = 20) -> subprocess.CompletedProcess[str]:
-        code = PRELUDE + textwrap.dedent(program)
-        command = [sys.executable, "-X", "faulthandler", "-c", code, str(path), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    def run(program: str, *arguments: str) -> Ended:
+        return ended(program, path, *arguments)
 
     return run
 
@@ -76,17 +45,14 @@ def child(path: Path) -> Child:
 @pytest.fixture
 def start(path: Path) -> Iterator[Start]:
     """Start a program over the file in a process of its own, killed when the test is over."""
-    started: list[subprocess.Popen[str]] = []
+    running: list[subprocess.Popen[str]] = []
 
     def begin(program: str, *arguments: str) -> subprocess.Popen[str]:
-        code = PRELUDE + textwrap.dedent(program)
-        command = [sys.executable, "-X", "faulthandler", "-c", code, str(path), *arguments]
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
-        return started[-1]
+        running.append(started(program, path, *arguments))
+        return running[-1]
 
     yield begin
-    for process in started:
+    for process in running:
         process.kill()
         process.communicate()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from children import Ended
 from without_durability import Delivery, Pass
 from without_durability_sqlite import Database, SqliteCheckpointer, SqliteDurable, SqliteScheduler
 
@@ -54,33 +54,31 @@ def cancel_midway(
         leave.set()
         await before
 
-    async def locked_out(call: Call) -> None:
-        at = trap("BEGIN IMMEDIATE")
-        other.execute("BEGIN IMMEDIATE")
+    async def stopped(call: Call, statement: str) -> tuple[Any, asyncio.Future[object]]:
+        at = trap(statement)
         task = asyncio.ensure_future(call())
         await asyncio.to_thread(at.reached.wait, 10)
+        return at, task
+
+    async def locked_out(call: Call) -> None:
+        other.execute("BEGIN IMMEDIATE")
+        at, task = await stopped(call, "BEGIN IMMEDIATE")
         at.opened.set()
         await cancelled(task)
         other.execute("ROLLBACK")
 
     async def at_the_lock(call: Call) -> None:
-        at = trap("BEGIN IMMEDIATE")
-        task = asyncio.ensure_future(call())
-        await asyncio.to_thread(at.reached.wait, 10)
+        at, task = await stopped(call, "BEGIN IMMEDIATE")
         await cancelled(task)
         at.opened.set()
 
     async def inside(call: Call) -> None:
-        at = trap("COMMIT")
-        task = asyncio.ensure_future(call())
-        await asyncio.to_thread(at.reached.wait, 10)
+        at, task = await stopped(call, "COMMIT")
         await cancelled(task)
         at.opened.set()
 
     async def unheard(call: Call) -> None:
-        at = trap("COMMIT")
-        task = asyncio.ensure_future(call())
-        await asyncio.to_thread(at.reached.wait, 10)
+        at, task = await stopped(call, "COMMIT")
         at.opened.set()
         while database.guard.locked():  # the loop must not learn of it before the cancellation
             time.sleep(0.001)
@@ -292,12 +290,13 @@ async def test_k2_what_supply_acknowledged_survives_the_failing_effect_before_it
     await supplied
     assert task.cancelled()
     assert await checkpointer.load("other") == {"k": "v"}
+    assert await checkpointer.load("w") == {}
     assert other.execute("SELECT * FROM app").fetchall() == []
     assert isinstance(reported[0]["exception"], LookupError), "the effect's error went nowhere"
 
 
 SLOW = """
-SLOW = '''WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1500000)
+SLOW = '''WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 750000)
           SELECT count(*) FROM n'''
 inside = threading.Event()
 left = []
@@ -307,7 +306,8 @@ def slow(cursor):
     if arguments[0] == "sql":
         cursor.execute(SLOW).fetchall()
     else:
-        time.sleep(0.3)
+        time.sleep(0.15)
+        cursor.execute("SELECT 1").fetchall()
     left.append(True)
 
 async def busy():
@@ -383,7 +383,9 @@ assert left, "aclose returned with the thread inside"
 """
 
 
-@pytest.mark.parametrize(("doing", "through"), [("sql", "transact"), ("python", "run")])
+@pytest.mark.parametrize(
+    ("doing", "through"), [("sql", "transact"), ("python", "transact"), ("python", "run")]
+)
 @pytest.mark.parametrize(
     "program",
     [CLOSED_AFTER_CANCELLING_ALL, CLOSED_BY_TEARDOWN, CANCELLED_WHILE_CLOSING, LOOP_CLOSED],
@@ -393,7 +395,7 @@ def test_k1_closing_waits_for_the_thread_to_leave_the_connection(
     program: str,
     through: str,
     doing: str,
-    child: Callable[..., subprocess.CompletedProcess[str]],
+    child: Callable[..., Ended],
 ) -> None:
     ended = child(SLOW + program, doing, through)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.err

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from systems import posix_files
 from without_durability import Checkpointer, Fenced, Pass
 from without_durability.testing import Clock
 from without_durability_sqlite import SqliteCheckpointer, connect, migrate
@@ -160,6 +161,7 @@ async def test_k39_a_lost_claimer_may_not_write_before_anybody_claims_again(
         await assert_powerless(store, lost)
 
 
+@posix_files
 async def test_k39_a_file_replaced_while_open_is_not_written(path: Path, clock: Clock) -> None:
     async with opened(path, clock) as store:
         holder = await claimed(store)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from without_durability import Milliseconds, Pass, Run, resume
+from gated import passed
+from without_durability import Completed, Milliseconds, Pass, Run, Sleeping
 from without_durability.testing import Clock
 from without_durability_sqlite import (
     Database,
@@ -216,31 +217,36 @@ async def test_k37_an_explicit_schedule_is_an_unconditional_move(stores: Any) ->
     assert await scheduler.next_ready(NOW) is not None, "made ready, it still sleeps"
 
 
-async def test_k42_a_sleep_no_datetime_can_hold_is_refused_by_its_value(stores: Any) -> None:
-    for duration in (timedelta.max, 10_000 * 365 * DAY):
+def sleeping(duration: timedelta) -> Callable[[Run[Any]], Awaitable[str]]:
+    async def body(run: Run[Any]) -> str:
+        await run.sleep("k", duration)
+        return "awake"
 
-        async def body(run: Run[Any], duration: timedelta = duration) -> None:
-            await run.sleep("k", duration)
+    return body
 
-        holder = await stores.checkpointer.claim("w", MIN, MIN)
-        with pytest.raises(OverflowError, match="timedelta"):
-            await resume(holder, stores.checkpointer, body, now=stores.clock.now)
-        assert await stores.checkpointer.load("w") == {}
-        await stores.checkpointer.release(holder)
+
+@pytest.mark.parametrize("duration", [timedelta.max, 10_000 * 365 * DAY])
+async def test_k42_a_sleep_no_datetime_can_hold_is_refused_by_its_key_and_value(
+    stores: Any, duration: timedelta
+) -> None:
+    with pytest.raises(OverflowError) as refused:
+        await passed(stores, sleeping(duration))
+    assert "'k'" in str(refused.value)
+    assert repr(duration) in str(refused.value)
+    assert await stores.checkpointer.load("w") == {}
+
+
+async def test_k42_a_sleep_of_a_thousand_years_is_a_sleep(stores: Any) -> None:
+    outcome = await passed(stores, sleeping(1000 * 365 * DAY))
+    assert outcome == Sleeping("k", stores.clock.now() + 1000 * 365 * DAY)
 
 
 @pytest.mark.parametrize("sleep", [NOW, -DAY, timedelta.min])
 async def test_k42_a_sleep_of_nothing_passes_at_once_and_on_every_pass(
     stores: Any, sleep: timedelta
 ) -> None:
-    async def body(run: Run[Any]) -> str:
-        await run.sleep("k", sleep)
-        return "awake"
-
-    holder = await stores.checkpointer.claim("w", MIN, MIN)
     for _ in range(2):
-        outcome: Any = await resume(holder, stores.checkpointer, body, now=stores.clock.now)
-        assert outcome.value == "awake"
+        assert await passed(stores, sleeping(sleep)) == Completed("awake")
 
 
 @pytest.mark.parametrize(

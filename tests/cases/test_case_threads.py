@@ -26,14 +26,14 @@ MIN = timedelta(minutes=1)
 
 
 @pytest.fixture
-async def full() -> AsyncIterator[None]:
+async def full() -> AsyncIterator[list[asyncio.Future[bool]]]:
     """The loop's default executor with every thread blocked until the test is over."""
     leave = threading.Event()
     executor = ThreadPoolExecutor(4)
     asyncio.get_running_loop().set_default_executor(executor)
-    blocked = [asyncio.ensure_future(asyncio.to_thread(leave.wait, 10)) for _ in range(6)]
+    blocked = [asyncio.ensure_future(asyncio.to_thread(leave.wait, 10)) for _ in range(8)]
     await asyncio.sleep(0)
-    yield
+    yield blocked
     leave.set()
     await asyncio.gather(*blocked)
     executor.shutdown()
@@ -56,8 +56,9 @@ async def test_k25_blocking_jobs_that_wait_for_the_store_all_return(
     executor.shutdown()
 
 
-@pytest.mark.usefixtures("full")
-async def test_k25_every_call_is_served_while_the_default_executor_is_full(path: Path) -> None:
+async def test_k25_every_call_is_served_while_the_default_executor_is_full(
+    path: Path, full: list[asyncio.Future[bool]]
+) -> None:
     async with asyncio.timeout(5):
         database = connect(path)
         await migrate(database)
@@ -78,6 +79,7 @@ async def test_k25_every_call_is_served_while_the_default_executor_is_full(path:
         assert len(await store.history("w")) == 4
         await durable.delete("w")
         await database.aclose()
+    assert not any(one.done() for one in full), "the executor was not full all the while"
 
 
 @pytest.mark.usefixtures("full")

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from thread_gates import HANG, database_threads, in_time, plain
 from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate
 from without_durability_sqlite.store import transacted
 
 MIN = timedelta(minutes=1)
 INSERT = "INSERT INTO app VALUES (1)"
+
+Effect = Callable[[sqlite3.Cursor], object]
+Run = Callable[[Effect], Awaitable[object]]
 
 
 @pytest.fixture
@@ -30,7 +35,6 @@ def app(database: Database, other: sqlite3.Connection) -> sqlite3.Connection:
         CREATE TABLE watched (id INTEGER);
         CREATE TRIGGER watch BEFORE INSERT ON watched
         BEGIN SELECT RAISE(ROLLBACK, 'not here'); END;
-        CREATE TABLE child (id INTEGER REFERENCES taken DEFERRABLE INITIALLY DEFERRED);
     """)
     return other
 
@@ -41,36 +45,50 @@ def rows(connection: sqlite3.Connection, table: str = "app") -> int:
     return count
 
 
-def by_a_conflict_clause(cursor: sqlite3.Cursor) -> None:
+def rollback_clause(cursor: sqlite3.Cursor) -> None:
     cursor.execute("INSERT OR ROLLBACK INTO taken VALUES (1)")
 
 
-def by_a_conflict_clause_among_many(cursor: sqlite3.Cursor) -> None:
+def rollback_clause_among_many(cursor: sqlite3.Cursor) -> None:
     cursor.executemany("INSERT OR ROLLBACK INTO taken VALUES (?)", [(2,), (1,), (3,)])
 
 
-def by_an_update_clause(cursor: sqlite3.Cursor) -> None:
+def rollback_clause_of_an_update(cursor: sqlite3.Cursor) -> None:
     cursor.execute("INSERT INTO taken VALUES (2)")
     cursor.execute("UPDATE OR ROLLBACK taken SET id = 1")
 
 
-def by_a_trigger(cursor: sqlite3.Cursor) -> None:
+def rollback_by_a_trigger(cursor: sqlite3.Cursor) -> None:
     cursor.execute("INSERT INTO watched VALUES (1)")
 
 
-def by_the_connection_rollback(cursor: sqlite3.Cursor) -> None:
-    cursor.connection.rollback()
+CONFLICTS: list[Effect] = [
+    rollback_clause,
+    rollback_clause_among_many,
+    rollback_clause_of_an_update,
+    rollback_by_a_trigger,
+]
+ENDINGS: dict[str, Effect] = {
+    **{
+        statement: lambda cursor, statement=statement: cursor.execute(statement)  # type: ignore
+        for statement in (
+            "ROLLBACK",
+            "COMMIT",
+            "END",
+            "BEGIN",
+            "BEGIN IMMEDIATE",
+            "rollback -- now",
+            "/* */ COMMIT",
+            "/* no */ commit -- yes",
+        )
+    },
+    "connection.execute": lambda cursor: cursor.connection.execute("COMMIT"),
+    "connection.cursor": lambda cursor: cursor.connection.cursor().execute("COMMIT"),
+    "executescript": lambda cursor: cursor.executescript("COMMIT; BEGIN;"),
+}
 
 
-def by_the_connection_commit(cursor: sqlite3.Cursor) -> None:
-    cursor.connection.commit()
-
-
-def by_a_script(cursor: sqlite3.Cursor) -> None:
-    cursor.executescript("SELECT 1; COMMIT;")
-
-
-def by_the_connection_as_a_context(cursor: sqlite3.Cursor) -> None:
+def as_a_context(cursor: sqlite3.Cursor) -> None:
     with cursor.connection:
         cursor.execute(INSERT)
 
@@ -80,57 +98,101 @@ def by_the_isolation_level(cursor: sqlite3.Cursor) -> None:
     cursor.connection.isolation_level = None
 
 
-def by(statement: str) -> Callable[[sqlite3.Cursor], object]:
-    return lambda cursor: cursor.execute(statement).fetchall()
+# The driver refuses these through SQLite, or does nothing in autocommit mode (from 3.12 on).
+PERHAPS_NOTHING: dict[str, Effect] = {
+    "connection.commit": lambda cursor: cursor.connection.commit(),
+    "connection.rollback": lambda cursor: cursor.connection.rollback(),
+    "connection.__exit__": lambda cursor: cursor.connection.__exit__(None, None, None),
+    "a script that reads": lambda cursor: cursor.executescript("SELECT 1;"),
+    "a script that commits": lambda cursor: cursor.executescript("SELECT 1; COMMIT;"),
+    "connection as a context": as_a_context,
+    "isolation_level": by_the_isolation_level,
+}
 
 
-CONFLICTS = [
-    by_a_conflict_clause,
-    by_a_conflict_clause_among_many,
-    by_an_update_clause,
-    by_a_trigger,
-]
-STATEMENTS = [
-    pytest.param(by(statement), id=statement)
-    for statement in ("ROLLBACK", "COMMIT", "END", "BEGIN", "rollback -- now", "/* */ COMMIT")
-]
-METHODS = [
-    by_the_connection_rollback,
-    by_the_connection_commit,
-    by_a_script,
-    by_the_connection_as_a_context,
-    by_the_isolation_level,
-]
+def named(endings: dict[str, Effect]) -> list[Any]:
+    return [pytest.param(effect, id=name) for name, effect in endings.items()]
 
 
-@pytest.mark.parametrize("ended", [*CONFLICTS, *STATEMENTS])
-async def test_k15_an_effect_that_swallows_the_end_of_its_transaction_keeps_nothing(
-    ended: Callable[[sqlite3.Cursor], object],
-    app: sqlite3.Connection,
-    checkpointer: SqliteCheckpointer,
-) -> None:
+@pytest.fixture(params=["transact", "transacted"])
+async def run(
+    request: pytest.FixtureRequest, checkpointer: SqliteCheckpointer
+) -> AsyncIterator[Run]:
+    """An effect run by `transact`, and the same by `transacted` inside `Database.run`."""
     holder = await checkpointer.claim("w", MIN, MIN)
     assert holder is not None
 
+    async def through(effect: Effect) -> object:
+        if request.param == "transact":
+            return await in_time(checkpointer.transact(holder, "k", effect))
+        work = checkpointer.database.run(lambda connection: transacted(connection, effect))
+        return await in_time(work)
+
+    yield through
+    assert await in_time(checkpointer.supply("after", "k", 1)) == 1, "the store is not usable"
+
+
+async def assert_nothing_kept(app: sqlite3.Connection, checkpointer: SqliteCheckpointer) -> None:
+    assert rows(app) == 0, "the effect was kept"
+    assert rows(app, "taken") == 1, "a part of the effect was kept"
+    assert await checkpointer.load("w") == {}, "the record was kept"
+    holder = await checkpointer.claim("v", MIN, MIN)
+    assert holder is not None
+    assert await checkpointer.transact(holder, "k", lambda cursor: "again") == "again"
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["returns", "goes on"])
+@pytest.mark.parametrize("ended", [*CONFLICTS, *named(ENDINGS)])
+async def test_k15_an_effect_that_swallows_the_end_of_its_transaction_keeps_nothing(
+    ended: Effect,
+    goes_on: bool,
+    app: sqlite3.Connection,
+    checkpointer: SqliteCheckpointer,
+    run: Run,
+) -> None:
     def effect(cursor: sqlite3.Cursor) -> str:
         cursor.execute(INSERT)
         with suppress(sqlite3.Error):
             ended(cursor)
+        if goes_on:
+            with suppress(sqlite3.Error):
+                cursor.execute(INSERT)
         return "done"
 
-    with pytest.raises(RuntimeError, match=r"transaction"):
-        await checkpointer.transact(holder, "k", effect)
-    assert rows(app) == 0, "the effect was kept"
-    assert rows(app, "taken") == 1, "a part of the effect was kept"
-    assert await checkpointer.load("w") == {}, "the record was kept"
-    assert await checkpointer.transact(holder, "k", lambda cursor: "again") == "again"
+    with pytest.raises(RuntimeError, match="transaction"):
+        await run(effect)
+    await assert_nothing_kept(app, checkpointer)
 
 
-@pytest.mark.parametrize("ended", [*CONFLICTS, *STATEMENTS, *METHODS])
-async def test_k15_an_effect_whose_transaction_ended_keeps_all_or_nothing(
-    ended: Callable[[sqlite3.Cursor], object],
-    app: sqlite3.Connection,
-    checkpointer: SqliteCheckpointer,
+@pytest.mark.parametrize("ended", named(ENDINGS))
+async def test_k15_an_effect_that_ends_its_transaction_itself_is_refused(
+    ended: Effect, app: sqlite3.Connection, checkpointer: SqliteCheckpointer, run: Run
+) -> None:
+    def effect(cursor: sqlite3.Cursor) -> None:
+        cursor.execute(INSERT)
+        ended(cursor)
+
+    with pytest.raises(RuntimeError, match="transaction"):
+        await run(effect)
+    await assert_nothing_kept(app, checkpointer)
+
+
+@pytest.mark.parametrize("ended", CONFLICTS)
+async def test_k15_a_conflict_clauses_own_error_is_the_one_its_caller_sees(
+    ended: Effect, app: sqlite3.Connection, checkpointer: SqliteCheckpointer, run: Run
+) -> None:
+    def effect(cursor: sqlite3.Cursor) -> None:
+        cursor.execute(INSERT)
+        ended(cursor)
+
+    with pytest.raises(sqlite3.IntegrityError, match=r"UNIQUE|not here"):
+        await run(effect)
+    await assert_nothing_kept(app, checkpointer)
+
+
+@pytest.mark.parametrize("ended", named(PERHAPS_NOTHING))
+async def test_k15_an_effect_whose_transaction_may_have_ended_keeps_all_or_nothing(
+    ended: Effect, app: sqlite3.Connection, checkpointer: SqliteCheckpointer
 ) -> None:
     holder = await checkpointer.claim("w", MIN, MIN)
     assert holder is not None
@@ -149,91 +211,69 @@ async def test_k15_an_effect_whose_transaction_ended_keeps_all_or_nothing(
     assert await checkpointer.load("w") == ({"k": None} if kept else {})
 
 
-@pytest.mark.parametrize("through", ["cursor", "fresh cursor", "connection"])
-@pytest.mark.parametrize("ended", CONFLICTS)
-async def test_k15_what_follows_a_conflict_clause_does_not_commit_on_its_own(
-    ended: Callable[[sqlite3.Cursor], object],
-    through: str,
+@pytest.mark.parametrize("swallows", [False, True], ids=["raises", "swallows"])
+@pytest.mark.parametrize("ended", named(PERHAPS_NOTHING))
+async def test_k15_what_the_driver_may_ignore_commits_nothing_early(
+    ended: Effect,
+    swallows: bool,
     app: sqlite3.Connection,
     checkpointer: SqliteCheckpointer,
+    run: Run,
 ) -> None:
-    holder = await checkpointer.claim("w", MIN, MIN)
-    assert holder is not None
+    def effect(cursor: sqlite3.Cursor) -> str:
+        cursor.execute(INSERT)
+        with suppress(sqlite3.Error) if swallows else nullcontext():
+            ended(cursor)
+        cursor.execute(INSERT)
+        raise LookupError("the effect's own")
 
+    with pytest.raises((RuntimeError, LookupError)):
+        await run(effect)
+    await assert_nothing_kept(app, checkpointer)
+
+
+WAYS: dict[str, Callable[[sqlite3.Cursor, str], object]] = {
+    "cursor": lambda cursor, sql: cursor.execute(sql),
+    "fresh cursor": lambda cursor, sql: cursor.connection.cursor().execute(sql),
+    "connection": lambda cursor, sql: cursor.connection.execute(sql),
+    "executemany": lambda cursor, sql: cursor.connection.executemany(sql, [()]),
+    "executescript": lambda cursor, sql: cursor.executescript(sql),
+}
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["fresh", "prepared"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ended", CONFLICTS)
+async def test_k15_what_follows_a_conflict_clause_does_not_commit_on_its_own(
+    ended: Effect,
+    way: str,
+    prepared: bool,
+    app: sqlite3.Connection,
+    checkpointer: SqliteCheckpointer,
+    run: Run,
+) -> None:
     def effect(cursor: sqlite3.Cursor) -> None:
-        runner: Any = {
-            "cursor": cursor,
-            "fresh cursor": cursor.connection.cursor(),
-            "connection": cursor.connection,
-        }[through]
-        runner.execute(INSERT)
+        if prepared and way != "executescript":
+            WAYS[way](cursor, INSERT)  # the driver has compiled the very statement already
         with suppress(sqlite3.Error):
             ended(cursor)
-        with suppress(sqlite3.Error):
-            runner.execute(INSERT)  # the very statement the driver has compiled already
-        with suppress(sqlite3.Error):
-            runner.execute("INSERT INTO app VALUES (2)")
+        for sql in (INSERT, INSERT, "INSERT INTO app VALUES (2)"):
+            with suppress(sqlite3.Error):
+                WAYS[way](cursor, sql)
 
     with pytest.raises(RuntimeError, match="transaction"):
-        await checkpointer.transact(holder, "k", effect)
-    assert rows(app) == 0, "a statement after the rollback committed by itself"
-
-
-async def test_k15_a_commit_that_fails_keeps_nothing(
-    app: sqlite3.Connection, database: Database, checkpointer: SqliteCheckpointer
-) -> None:
-    await database.run(lambda connection: connection.execute("PRAGMA foreign_keys = ON").close())
-    holder = await checkpointer.claim("w", MIN, MIN)
-    assert holder is not None
-    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
-        await checkpointer.transact(holder, "k", by("INSERT INTO child VALUES (7)"))
-    assert not database.connection.in_transaction
-    assert rows(app, "child") == 0
-    assert await checkpointer.load("w") == {}
-
-
-async def test_k15_savepoints_of_an_effects_own_are_its_own_business(
-    app: sqlite3.Connection, checkpointer: SqliteCheckpointer
-) -> None:
-    holder = await checkpointer.claim("w", MIN, MIN)
-    assert holder is not None
-
-    def effect(cursor: sqlite3.Cursor) -> None:
-        cursor.execute("SAVEPOINT mine")
-        cursor.execute(INSERT)
-        cursor.execute("ROLLBACK TO mine")
-        cursor.execute("RELEASE mine")
-        cursor.execute(INSERT)
-
-    await checkpointer.transact(holder, "k", effect)
-    assert rows(app) == 1
-
-
-@pytest.mark.parametrize("ended", [*CONFLICTS, *STATEMENTS])
-async def test_k15_transacted_is_held_to_the_same(
-    ended: Callable[[sqlite3.Cursor], object], app: sqlite3.Connection, database: Database
-) -> None:
-    def work(cursor: sqlite3.Cursor) -> None:
-        cursor.execute(INSERT)
-        with suppress(sqlite3.Error):
-            ended(cursor)
-
-    with pytest.raises(RuntimeError, match="transaction"):
-        await database.run(lambda connection: transacted(connection, work))
-    assert rows(app) == 0
+        await run(effect)
+    await assert_nothing_kept(app, checkpointer)
 
 
 async def test_k15_an_effects_settings_do_not_outlive_it(
-    app: sqlite3.Connection, database: Database, checkpointer: SqliteCheckpointer
+    app: sqlite3.Connection, database: Database, run: Run
 ) -> None:
-    holder = await checkpointer.claim("w", MIN, MIN)
-    assert holder is not None
-
     def effect(cursor: sqlite3.Cursor) -> None:
         cursor.connection.isolation_level = "DEFERRED"
         cursor.connection.row_factory = sqlite3.Row
 
-    await checkpointer.transact(holder, "k", effect)
+    await run(effect)
     await database.run(lambda connection: connection.execute(INSERT).close())
     assert rows(app) == 1, "an insert that seemed to succeed waits for a commit"
     assert database.connection.row_factory is None
@@ -317,62 +357,66 @@ async def test_k16_a_cancelled_work_leaves_nothing_open(
     assert isinstance(reported[0]["exception"], RuntimeError), "an error went nowhere"
 
 
-REFUSED = {
-    "isolation_level": {"check_same_thread": False},
-    "isolation_level=": {"isolation_level": "IMMEDIATE", "check_same_thread": False},
-    "check_same_thread": {"isolation_level": None},
-}
+def default_mode(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, check_same_thread=False)
 
 
-@pytest.mark.parametrize("setting", REFUSED)
-def test_k17_a_connection_that_cannot_be_durable_is_refused_by_the_setting(
-    setting: str, path: Path
-) -> None:
-    connection = sqlite3.connect(path, **REFUSED[setting])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=setting):
-        Database(connection)
-    connection.execute("SELECT 1").close()
+def closed(path: Path) -> sqlite3.Connection:
+    connection = plain(path)
     connection.close()
+    return connection
 
 
-@pytest.mark.skipif(not hasattr(sqlite3.Connection, "autocommit"), reason="from Python 3.12")
-def test_k17_autocommit_false_is_refused(path: Path) -> None:
-    connection = sqlite3.connect(path, autocommit=False, check_same_thread=False)  # type: ignore
-    with pytest.raises(ValueError, match="autocommit"):
-        Database(connection)
-    connection.close()
-
-
-def test_k17_a_closed_connection_is_refused(path: Path) -> None:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    connection.close()
-    with pytest.raises(ValueError, match="closed"):
-        Database(connection)
-
-
-def test_k17_a_connection_inside_a_transaction_is_refused(path: Path) -> None:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+def in_transaction(path: Path) -> sqlite3.Connection:
+    connection = plain(path)
     connection.execute("BEGIN")
-    with pytest.raises(ValueError, match="transaction"):
-        Database(connection)
-    connection.close()
+    return connection
 
 
-@pytest.mark.parametrize("level", ["OFF", "NORMAL"])
-def test_k17_a_connection_that_does_not_wait_for_the_disk_is_refused(
-    level: str, path: Path
-) -> None:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+def synchronous(level: str, path: Path) -> sqlite3.Connection:
+    connection = plain(path)
     connection.execute(f"PRAGMA synchronous = {level}")
-    with pytest.raises(ValueError, match="synchronous"):
-        Database(connection)
-    connection.close()
+    return connection
+
+
+REFUSED: dict[str, tuple[Callable[[Path], sqlite3.Connection], str]] = {
+    "in_the_drivers_default_mode": (default_mode, "isolation_level"),
+    "that_begins_immediately": (partial(plain, isolation_level="IMMEDIATE"), "isolation_level="),
+    "that_begins_exclusively": (partial(plain, isolation_level="EXCLUSIVE"), "isolation_level="),
+    "bound_to_one_thread": (partial(plain, check_same_thread=True), "check_same_thread"),
+    "that_is_closed": (closed, "closed"),
+    "with_a_transaction_open": (in_transaction, "in_transaction"),
+    "with_synchronous_normal": (partial(synchronous, "NORMAL"), "synchronous"),
+    "with_synchronous_off": (partial(synchronous, "OFF"), "synchronous"),
+}
+if hasattr(sqlite3.Connection, "autocommit"):  # from Python 3.12
+    REFUSED["without_autocommit"] = (partial(plain, autocommit=False), "autocommit=False")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_k17_a_connection_is_refused_by_the_setting_it_could_not_be_durable_with(
+    case: str, path: Path
+) -> None:
+    make, setting = REFUSED[case]
+    before = set(database_threads())
+    connection = make(path)
+    try:
+        with pytest.raises(ValueError, match=setting):
+            Database(connection)
+        started = set(database_threads()) - before
+        for thread in started:
+            thread.join(HANG)
+        assert not any(thread.is_alive() for thread in started), "it left a thread behind"
+        if setting != "closed":
+            assert connection.execute("SELECT 1").fetchone() == (1,), "it is still the caller's"
+    finally:
+        connection.close()
 
 
 async def test_k17_what_was_acknowledged_over_an_accepted_connection_is_there_after_reopening(
     path: Path,
 ) -> None:
-    database = Database(sqlite3.connect(path, isolation_level=None, check_same_thread=False))
+    database = Database(plain(path))
     await migrate(database)
     await SqliteCheckpointer(database).supply("w", "k", 1)
     await database.aclose()

@@ -6,7 +6,6 @@ import decimal
 import json
 import logging
 import math
-import subprocess
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from children import Ended
 from without_durability import (
     Completed,
     Delivery,
@@ -459,11 +459,11 @@ asyncio.run(main())
 
 
 def test_k34_there_is_no_depth_that_stores_but_does_not_load_and_none_that_crashes(
-    child: Callable[..., subprocess.CompletedProcess[str]],
+    child: Callable[..., Ended],
 ) -> None:
     ended = child(NESTED)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == ["50", "120"], "a deep value was stored or a shallow refused"
+    assert ended.code == 0, ended.err
+    assert ended.out.split() == ["50", "120"], "a deep value was stored or a shallow refused"
 
 
 SCALARS = [-0.0, 0.0, 2**70, -(2**63) - 1, 1e308, 5e-324, 0.1 + 0.2, True, None, "", 1, 1.0]

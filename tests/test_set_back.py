@@ -1,0 +1,74 @@
+"""What was made ready outlives a clock that is set back; what sleeps means its moment (S1, S11)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from stores import over_sqlite
+from without_durability import Clock
+from without_durability_sqlite import Database, SqliteScheduler
+
+HOURS = timedelta(hours=3)
+NOW = timedelta(0)
+
+READIED: dict[str, Callable[[Any], Awaitable[object]]] = {
+    "make_ready": lambda durable: durable.scheduler.make_ready("w"),
+    "arrive": lambda durable: durable.arrive("w", "k", 1),
+    "deliver": lambda durable: durable.deliver("w", 1),
+}
+
+
+@pytest.mark.parametrize("ready", READIED.values(), ids=READIED)
+async def test_s11_what_was_made_ready_before_the_clock_was_set_back_is_found(
+    database: Database, clock: Clock, ready: Callable[[Any], Awaitable[object]]
+):
+    durable = over_sqlite(database, clock).durable
+    await ready(durable)
+    clock.advance(-HOURS)
+    delivery = await durable.scheduler.next_ready(NOW)
+    assert delivery is not None
+    assert delivery.workflow == "w"
+
+
+async def test_s11_a_now_of_the_schedulers_own_that_runs_a_little_ahead_makes_no_difference(
+    database: Database, clock: Clock
+):
+    def a_little_ahead() -> datetime:
+        return clock.now() + timedelta(milliseconds=3)
+
+    queue = SqliteScheduler(database, now=a_little_ahead)
+    await queue.make_ready("w")
+    clock.advance(-HOURS)
+    assert await queue.next_ready(NOW) is not None
+
+
+async def test_s9_what_was_handed_back_before_the_clock_was_set_back_is_found(
+    database: Database, clock: Clock
+):
+    queue = SqliteScheduler(database)
+    await queue.make_ready("w")
+    delivery = await queue.next_ready(NOW)
+    assert delivery is not None
+    await queue.wake_at(delivery, clock.now())
+    clock.advance(-HOURS)
+    assert await queue.next_ready(NOW) is not None
+
+
+async def test_s4_a_sleeper_means_its_moment_however_the_clock_is_set(
+    database: Database, clock: Clock
+):
+    queue = SqliteScheduler(database)
+    await queue.make_ready("w")
+    delivery = await queue.next_ready(NOW)
+    assert delivery is not None
+    due = clock.now() + HOURS
+    await queue.wake_at(delivery, due)
+    await queue.schedule("v", due)
+    clock.advance(-HOURS)
+    assert await queue.next_ready(NOW) is None
+    clock.advance(2 * HOURS)
+    assert {(await queue.next_ready(NOW)).workflow for _ in range(2)} == {"v", "w"}
