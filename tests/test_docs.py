@@ -39,7 +39,13 @@ def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
         script.write_text(block, encoding="utf-8")
         command = [sys.executable if language == "python" else "bash", script.name]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=50
+            command,
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=50,
         )
         assert done.returncode == 0, f"{page.name}:\n{block}\n{done.stdout}{done.stderr}"
 
@@ -80,6 +86,7 @@ def test_the_order_example_proves_its_books(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=55,
     )
     assert done.returncode == 0, done.stdout + done.stderr
