@@ -6,9 +6,11 @@ import asyncio
 import gc
 import sqlite3
 import sys
+import threading
 import warnings
 import weakref
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from contract import cancelled
 from thread_gates import (
     CALLS,
+    HANG,
     Gate,
     directly,
     in_time,
@@ -27,8 +30,14 @@ from thread_gates import (
     through_the_loop,
     until,
 )
-from without_durability import LEASE
-from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate
+from without_durability import LEASE, Milliseconds
+from without_durability_sqlite import (
+    Database,
+    SqliteCheckpointer,
+    SqliteScheduler,
+    connect,
+    migrate,
+)
 
 # --- callbacks ----------------------------------------------------------------------------------
 
@@ -252,3 +261,49 @@ async def test_a_cancelled_callers_work_is_let_go_too(guarded):
         return gone() is None
 
     await until(let_go)
+
+
+@pytest.mark.parametrize("call", [name for name in CALLS if name != "guard"])
+async def test_the_holder_of_the_guard_is_told_that_it_would_wait_for_itself(database, call):
+    async with database.guard:
+        with pytest.raises(RuntimeError, match="holder"):
+            await in_time(CALLS[call](database))
+        assert database.connection.execute("SELECT 1").fetchall() == [(1,)]
+    assert await in_time(database.run(lambda connection: 1)) == 1
+
+
+async def test_a_look_that_gave_up_waiting_is_no_error_of_the_loop(path, other):
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+    async with connect(path, timeout=Milliseconds(700)) as database:
+        await migrate(database)
+        queue = SqliteScheduler(database)
+        await queue.make_ready("w")
+        other.execute("BEGIN IMMEDIATE")
+        assert await queue.next_ready(timedelta(0)) is None
+        await database.run(lambda connection: None)  # behind the take that was given up
+        other.execute("ROLLBACK")
+    assert reports == []
+
+
+def test_databases_may_be_opened_from_many_threads_at_once(tmp_path):
+    errors: list[BaseException] = []
+
+    def open_some(number: int) -> None:
+        try:
+            for _ in range(15):
+                asyncio.run(connect(tmp_path / f"{number}.db").aclose())
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=open_some, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(HANG)
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []

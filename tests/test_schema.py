@@ -200,3 +200,13 @@ async def test_the_applications_own_version_and_tables_are_left_alone(path, othe
     assert other.execute("PRAGMA user_version").fetchone() == (41,)
     assert other.execute("PRAGMA application_id").fetchone() == (42,)
     assert other.execute("SELECT n FROM app").fetchall() == [(1,)]
+
+
+async def test_an_index_that_somebody_dropped_is_made_again(path: Path) -> None:
+    async with connect(path) as database:
+        await migrate(database)
+        await database.run(lambda c: c.execute("DROP INDEX workflow_queue_taken_for").close())
+        await migrate(database)
+        scheduler = over_sqlite(database, Clock()).scheduler
+        await scheduler.make_ready("w")
+        assert await scheduler.next_ready(timedelta(0)) is not None

@@ -182,3 +182,25 @@ async def test_a_run_made_by_hand_outlives_passes_that_ended_before(stores: Stor
     assert await passing(holder, stores.checkpointer).step("k", one, int) == 1
     over.set()
     assert await by_hand[0] == 1
+
+
+async def test_a_step_in_a_task_older_than_the_pass_is_waited_for(stores: Stores):
+    slow, runs = Slow(), asyncio.Queue[Run]()
+
+    async def helper() -> None:
+        run = await runs.get()
+        await run.step("charge", slow, str)
+
+    async def body(run: Run) -> None:
+        runs.put_nowait(run)
+        await slow.begun.wait()
+        await run.awaiting("approval", str)
+
+    older = asyncio.create_task(helper())
+    holder = await claimed(stores.checkpointer, "w")
+    passing = asyncio.create_task(resume(holder, stores.checkpointer, body))
+    await slow.begun.wait()
+    assert not (await asyncio.wait({passing}, timeout=0.05))[0]
+    slow.gate.set()
+    assert isinstance(await passing, Blocked)
+    await older

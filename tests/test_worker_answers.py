@@ -9,7 +9,15 @@ from datetime import timedelta
 import pytest
 
 from gated import Bench, Overlay, completing, forever, listening
-from without_durability import Fenced, MemoryScheduler, Run, SplitDurable, attempt, retrying
+from without_durability import (
+    Fenced,
+    MemoryScheduler,
+    Run,
+    SplitDurable,
+    attempt,
+    retrying,
+    work,
+)
 from without_durability.retrying import persist
 
 pytestmark = pytest.mark.timeout(30)
@@ -157,3 +165,35 @@ async def test_a_body_that_swallows_its_cancellation_is_reported(monkeypatch):
         worker.cancel()
         await heard.until("workflow 'w' was cancelled and does not end")
         leave.set()
+
+
+async def test_handing_many_passes_back_takes_no_longer_than_one(monkeypatch):
+    """A store that refuses is asked for `PARTING` once per pass, all passes side by side."""
+    monkeypatch.setattr(attempt, "PARTING", timedelta(milliseconds=200))
+    bench = Bench()
+    started = asyncio.Semaphore(0)
+
+    async def body(run: Run) -> None:
+        started.release()
+        await forever()
+
+    scheduler = Overlay(bench.queue, wake_at=refusing(Refusal))
+    durable = SplitDurable(Overlay(bench.memory, release=refusing(Refusal)), scheduler)
+    for number in range(20):
+        await bench.queue.make_ready(f"w{number}")
+    async with bench.working(body, durable) as worker:
+        for _ in range(20):
+            await started.acquire()
+        worker.cancel()
+        async with asyncio.timeout(4):
+            with pytest.raises(asyncio.CancelledError):
+                await worker
+
+
+async def test_a_permanent_error_of_the_scheduler_leaves_no_claim_behind():
+    bench = Bench()
+    scheduler = Overlay(bench.queue, done=refusing(Gone), permanent=lambda error: True)
+    await bench.queue.make_ready("w")
+    with pytest.raises(Gone):
+        await work(SplitDurable(bench.memory, scheduler), completing, now=bench.clock.now)
+    assert await bench.memory.claim("w", SHORT, SHORT) is not None

@@ -47,7 +47,7 @@ class Policy:
 
 
 class LoopWatch:
-    """Tells how long the event loop was away, once that is half an interval or longer.
+    """Reports how long the event loop was away: at least half of one `interval` (seconds).
 
     It beats ten times an interval, so what it tells is short by a tenth of one at the most.
     """
@@ -101,7 +101,9 @@ class Attempt:
         """Make the pass and answer for the delivery; only a permanent store error comes out."""
         try:
             await self._run()
-        except asyncio.CancelledError:
+        except GeneratorExit:
+            raise
+        except BaseException:  # cancelled, or a store that is gone for good
             await settle(self.abandon)
             raise
 
@@ -228,8 +230,8 @@ class Attempt:
         return isinstance(error, (Fenced, Contended)) and error.workflow in (None, self.workflow)
 
     async def _lost(self) -> None:
-        elapsed = asyncio.get_running_loop().time() - self._started
-        if self._started + elapsed < self._granted_until:
+        now = asyncio.get_running_loop().time()
+        if now < self._granted_until:
             logger.info("workflow %s was lost to another pass", shown(self.workflow))
             await self._look_again(self._policy.contended)
             return
@@ -238,7 +240,7 @@ class Attempt:
             "workflow %s ran for %.2f s and lost its claim to its own budget of %s (attempt %d): "
             "trying again in %.1f s",
             shown(self.workflow),
-            elapsed,
+            now - self._started,
             self._policy.budget,
             self._policy.failures[self.workflow],
             pause.total_seconds(),

@@ -15,10 +15,14 @@ T = TypeVar("T")
 
 FIRST = timedelta(seconds=1)
 CAP = timedelta(minutes=5)
-JITTER = 0.2
+"""The first and the longest pause after a workflow's failure."""
 
 STORE_FIRST = timedelta(milliseconds=100)
 STORE_CAP = timedelta(seconds=30)
+"""The first and the longest pause after a store's refusal."""
+
+JITTER = 0.2
+"""The part of a pause that is left to chance, either way."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +71,8 @@ async def persist(
             if patience is not None and spent >= patience.total_seconds():
                 raise
             pause = pause_after(attempts, STORE_FIRST, STORE_CAP)
+            if patience is not None:
+                pause = min(pause, patience - timedelta(seconds=spent))
             logger.warning(
                 "the store refused %s (attempt %d), asking again in %.1f s: %r",
                 doing,

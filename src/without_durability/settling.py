@@ -31,7 +31,7 @@ class Settled(Generic[T]):
 
 
 async def settle(call: Callable[[], Awaitable[T]]) -> Settled[T]:
-    """Run `call()` to its end however often the caller is cancelled.
+    """Run `call()` to its end however often the caller is cancelled; ask the answer's `result()`.
 
     `call` must be idempotent: should its own task be cancelled (as closing a loop does to every
     task), it is called again, so that what was promised still happens.

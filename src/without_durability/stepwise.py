@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeAlias, TypeVar
@@ -24,7 +24,7 @@ from .outcomes import (
 )
 from .settling import settle
 from .signals import Fenced, Interruption
-from .underway import Underway, step_under_way
+from .underway import Reached
 from .values import INBOX, LEASE, Entry, Pass, inbox_position, refuse_assignment, shown
 
 __all__ = [
@@ -51,9 +51,16 @@ __all__ = [
 T = TypeVar("T")
 
 StepKey: TypeAlias = str
+"""A step's name: unique within a pass, and outside the inbox space (C18)."""
+
 Parse: TypeAlias = Callable[[object], T]
+"""From what is stored to what the body wants; called on every pass, so it has no effects."""
+
 Extend: TypeAlias = Callable[[Pass, timedelta], Awaitable[bool]]
+"""Keeps a claim for that long from now; `False` when it is no longer this pass's (C7)."""
+
 Outcome: TypeAlias = Completed[T] | Sleeping | Blocked
+"""How a pass ended that raised nothing."""
 
 
 def now_utc() -> datetime:
@@ -100,7 +107,7 @@ class Run(Generic[Effect]):
         self._begin(key, effect, parse, within)
         if key in self.recorded:
             return parse(self.recorded[key])
-        with step_under_way(self):
+        with self._under_way():
             await self._stretch(within)
             value = await effect()
             settled = await settle(lambda: self.checkpointer.record(self.holder, key, value))
@@ -118,7 +125,7 @@ class Run(Generic[Effect]):
         self._begin(key, effect, parse, within)
         if key in self.recorded:
             return parse(self.recorded[key])
-        with step_under_way(self):
+        with self._under_way():
             await self._stretch(within)
             stored = await self.checkpointer.transact(self.holder, key, effect)
         return parse(stored)
@@ -144,7 +151,7 @@ class Run(Generic[Effect]):
             raise OverflowError(
                 f"step {shown(key)} cannot sleep for {duration!r}: no datetime is that late"
             ) from None
-        with step_under_way(self):
+        with self._under_way():
             settled = await settle(lambda: self.checkpointer.record(self.holder, key, deadline))
         suspension = None
         if settled.value is not None:
@@ -207,6 +214,12 @@ class Run(Generic[Effect]):
             check_duration("within", within)
         self.claim(key)
 
+    def _under_way(self) -> AbstractContextManager[None]:
+        """Around a step's effect and record; for a run that no `resume` made it does nothing."""
+        return (
+            self.reached.step(self.holder) if isinstance(self.reached, Reached) else nullcontext()
+        )
+
     async def _stretch(self, within: timedelta | None) -> None:
         if within is not None and not await self.extend(self.holder, within):
             raise Fenced(
@@ -230,7 +243,8 @@ class Run(Generic[Effect]):
             raise self.note(MessageNeeded(key))
         else:
             last = past[:limit][-1] if past else after
-            recorded = await self.checkpointer.record(self.holder, key, last)
+            with self._under_way():
+                recorded = await self.checkpointer.record(self.holder, key, last)
             bound = parse_bound(key, recorded.value)
         return tuple(
             Entry(name, self.recorded[name]) for name in past if bound is not None and name <= bound
@@ -295,7 +309,9 @@ def extending(
             return True
         if not await checkpointer.extend(holder, within, timedelta(seconds=window)):
             return False
-        covered = max(wanted, 0 if covered is None else covered - max(elapsed, 0))
+        if covered is None or elapsed < 0:  # a clock set back tells nothing of what is left
+            covered = wanted
+        covered = max(wanted, covered - max(elapsed, 0))
         bought_at = moment
         return True
 
@@ -319,17 +335,19 @@ async def resume(
     for a suspension of no known kind.
     """
     recorded = await checkpointer.load(holder.workflow)
-    run = Run(holder, checkpointer, recorded, extend or extending(checkpointer, now=now), now)
+    reached = Reached()
+    buy = extend or extending(checkpointer, now=now)
+    run = Run(holder, checkpointer, recorded, buy, now, reached=reached)
     try:
-        async with Underway(run):
+        async with reached:
             value = await body(run)
     except Suspended as suspension:
-        return outcome_of([*run.reached, suspension])
+        return outcome_of([*reached, suspension])
     except BaseExceptionGroup as group:
         _raise_beyond_suspensions(group)
-        return outcome_of([*run.reached, *_leaves(group)])
-    if run.reached:
-        raise Swallowed(tuple(sorted({suspension.key for suspension in run.reached})))
+        return outcome_of([*reached, *_leaves(group)])
+    if reached:
+        raise Swallowed(tuple(sorted({suspension.key for suspension in reached})))
     return Completed(value)
 
 

@@ -1,7 +1,7 @@
-"""The steps of a pass that are still under way when its body has ended.
+"""What a pass has come to so far: the suspensions it reached, and its steps that are under way.
 
 `gather` leaves its other branches running when one of them suspends. Their steps belong to this
-pass, and the next one must not begin beside them.
+pass, and the next one must not begin beside them (docs/design.md, "What a workflow is").
 """
 
 from __future__ import annotations
@@ -9,30 +9,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
 
+from .outcomes import Suspended
 from .signals import Fenced
+from .values import Pass, shown
 
 
-class Underway:
-    """Entered around a body: on the way out it waits for the steps of its run that are left.
+class Reached(list[Suspended]):
+    """The suspensions a pass reached; entered around its body, it sees to its steps as well.
 
-    A cancellation meanwhile is passed on to them. What a branch begins after that is `Fenced`:
-    its pass is over.
+    On the way out it waits for the steps that the body left running, and passes a cancellation
+    on to them. What a branch begins after that is `Fenced`: its pass is over.
     """
 
-    def __init__(self, run: object) -> None:
-        self.run = run
-        self.outer: Underway | None = None
+    def __init__(self) -> None:
+        super().__init__()
         self._steps: dict[asyncio.Future[None], asyncio.Task[object] | None] = {}
         self._over = False
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self, holder: Pass) -> Iterator[None]:
+        """Around one step, which is under way until it ends; `Fenced` once the pass is over."""
         if self._over:
-            raise Fenced("this pass is over: it begins no more steps")
+            raise Fenced(
+                f"the pass over workflow {shown(holder.workflow)} is over: no step begins in it",
+                workflow=holder.workflow,
+                token=holder.token,
+            )
         done = asyncio.get_running_loop().create_future()
         self._steps[done] = asyncio.current_task()
         try:
@@ -42,8 +47,6 @@ class Underway:
             done.set_result(None)
 
     async def __aenter__(self) -> Self:
-        self.outer = _current.get()
-        self._token = _current.set(self)
         return self
 
     async def __aexit__(
@@ -55,33 +58,16 @@ class Underway:
         cancellation = error if isinstance(error, asyncio.CancelledError) else None
         while self._steps:
             if cancellation is not None:
-                self._cancel()
+                self._cancel_steps()
             try:
                 await asyncio.wait(tuple(self._steps))
             except asyncio.CancelledError as arrived:
                 cancellation = arrived
         self._over = True
-        _current.reset(self._token)
         if cancellation is not None and cancellation is not error:
             raise cancellation
 
-    def _cancel(self) -> None:
+    def _cancel_steps(self) -> None:
         for task in self._steps.values():
             if task is not None:
                 task.cancel()
-
-
-_current: ContextVar[Underway | None] = ContextVar("_current", default=None)
-
-
-@contextmanager
-def step_under_way(run: object) -> Iterator[None]:
-    """Around a step's effect and record; for a `run` that no `resume` made it changes nothing."""
-    current = _current.get()
-    while current is not None and current.run is not run:
-        current = current.outer
-    if current is None:
-        yield
-    else:
-        with current.step():
-            yield

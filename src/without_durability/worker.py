@@ -90,7 +90,11 @@ def passes(
 async def ready(
     scheduler: Scheduler, within: timedelta = BLOCKING, idle: timedelta = LEASE
 ) -> AsyncGenerator[Delivery, None]:
-    """Deliveries without end: abandoned ones first, then new ones."""
+    """Deliveries without end: abandoned ones first, then new ones.
+
+    A store's transient refusal is logged and asked again, a permanent error comes out. Bad
+    durations are a `ValueError` when the first delivery is asked for.
+    """
     check_wait("within", within)
     check_wait("idle", idle)
     while True:
@@ -106,7 +110,10 @@ async def ready(
 def waking(
     scheduler: Scheduler,
 ) -> Callable[[AsyncIterable[datetime]], Coroutine[Any, Any, None]]:
-    """The timer alone: an async function that wakes what is due at each moment it is given."""
+    """The timer alone: an async function that wakes what is due at each moment it is given.
+
+    A store's transient refusal is logged and asked again, a permanent error comes out.
+    """
 
     async def wake(moments: AsyncIterable[datetime]) -> None:
         async for moment in moments:
@@ -181,25 +188,25 @@ class _Pool:
     async def run(
         self, deliveries: AsyncIterable[Delivery], stopping: asyncio.Event | None = None
     ) -> None:
-        attempts: set[Attempt] = set()
+        unstarted: set[Attempt] = set()
         try:
             async with asyncio.TaskGroup() as group:
-                pulling = group.create_task(self._pull(deliveries, group, attempts, stopping))
+                pulling = group.create_task(self._pull(deliveries, group, unstarted, stopping))
                 if stopping is not None:
                     stopper = group.create_task(_cancel_once(stopping, pulling))
                     pulling.add_done_callback(lambda _: stopper.cancel())
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
         finally:
-            # Cancelled before its first step, an attempt's own task never ran to hand it back.
-            for attempt in tuple(attempts):
+            # Cancelled before its first turn, an attempt's own task never ran to hand it back.
+            for attempt in tuple(unstarted):
                 await settle(attempt.abandon)
 
     async def _pull(
         self,
         deliveries: AsyncIterable[Delivery],
         group: asyncio.TaskGroup,
-        attempts: set[Attempt],
+        unstarted: set[Attempt],
         stopping: asyncio.Event | None,
     ) -> None:
         slots = asyncio.Semaphore(self._limit)
@@ -213,14 +220,14 @@ class _Pool:
             except StopAsyncIteration:
                 return
             attempt = Attempt(self._policy, delivery)
-            attempts.add(attempt)
-            group.create_task(_made(attempt, attempts, slots))
+            unstarted.add(attempt)
+            group.create_task(_made(attempt, unstarted, slots))
 
 
-async def _made(attempt: Attempt, attempts: set[Attempt], slots: asyncio.Semaphore) -> None:
+async def _made(attempt: Attempt, unstarted: set[Attempt], slots: asyncio.Semaphore) -> None:
+    unstarted.discard(attempt)  # from here on it hands itself back
     try:
         await attempt.run()
-        attempts.discard(attempt)
     finally:
         slots.release()
 

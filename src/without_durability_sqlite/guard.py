@@ -12,7 +12,8 @@ class Guard(asyncio.Lock):
     """An `asyncio.Lock` that waits in the same line as every operation, on whatever loop.
 
     Holding it keeps every `run`, write and `aclose` out, so that its holder may use the
-    connection directly. A hold whose loop has ended is over.
+    connection directly; a call of the holder's own is refused with a `RuntimeError`. A hold
+    whose loop has ended is over.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,8 @@ class PlainGuard:
     """A lock that a `Database` was handed, held for as long as the thread has work.
 
     The database's own operations look whether somebody else holds it instead of waiting in its
-    line: waiting is what ties an `asyncio.Lock` to one event loop.
+    line: waiting is what ties an `asyncio.Lock` to one event loop. Others get it once the thread
+    has nothing in line; the default `Guard` is fairer.
     """
 
     def __init__(self, lock: asyncio.Lock, thread: DatabaseThread) -> None:

@@ -63,6 +63,8 @@ CREATE TABLE IF NOT EXISTS workflow_schema (
 
 _STATEMENTS = (_CHECKPOINT, _CLAIM, _QUEUE, _VISIBLE_AT, _TAKEN_FOR, _SCHEMA_VERSION)
 
+_INDEXES = {"workflow_queue_visible_at", "workflow_queue_taken_for"}
+
 SCHEMA = ";".join(_STATEMENTS) + ";\n"
 """Every statement is `CREATE … IF NOT EXISTS`. `migrate` does more: it upgrades older files."""
 
@@ -71,6 +73,8 @@ SCHEMA = ";".join(_STATEMENTS) + ";\n"
 COLUMNS = """
 SELECT CAST(name AS BLOB), CAST(type AS BLOB), "notnull", dflt_value IS NOT NULL, pk
 FROM pragma_table_info(?)"""
+
+INDEXES = "SELECT CAST(name AS BLOB) FROM pragma_index_list(?)"
 
 UNIQUE_COLUMNS = """
 SELECT CAST(list.name AS BLOB), CAST(info.name AS BLOB)
@@ -141,9 +145,14 @@ _CARRY_CLAIMS_OVER = (
 
 def is_current(connection: sqlite3.Connection) -> bool:
     """Whether the file has this very schema already, which a look without any lock tells."""
-    return _version(connection) == VERSION and all(
-        columns.keys() | _ADDED.get(table, {}).keys() <= _columns(connection, table).keys()
-        for table, columns in _TABLES.items()
+    indexes = {name.decode() for (name,) in rows(connection, INDEXES, ("workflow_queue",))}
+    return (
+        _version(connection) == VERSION
+        and indexes >= _INDEXES
+        and all(
+            columns.keys() | _ADDED.get(table, {}).keys() <= _columns(connection, table).keys()
+            for table, columns in _TABLES.items()
+        )
     )
 
 

@@ -73,6 +73,9 @@ T = TypeVar("T")
 SqliteEffect: TypeAlias = Callable[[sqlite3.Cursor], object]
 """What `transact` commits with its record: synchronous, and free to touch any table of the file."""
 
+Operation: TypeAlias = Callable[[sqlite3.Cursor, float], T]
+"""A call's part in a transaction: given the cursor and the moment the lock was won."""
+
 BUSY_TIMEOUT = Milliseconds(5000)
 """How long a write waits for another process's write lock."""
 
@@ -105,12 +108,12 @@ INSERT INTO workflow_checkpoint (workflow, step, value, written_at)
 VALUES (:workflow, :key, :value, :written_at) ON CONFLICT (workflow, step) DO NOTHING"""
 
 # A record's moment, and NULL for what no datetime could hold: one bad row is nobody else's harm.
-_MOMENT = """CASE WHEN typeof(written_at) IN ('real', 'integer')
-    AND written_at < 253402300800 THEN written_at END"""
+_READABLE_MOMENT = f"""CASE WHEN typeof(written_at) IN ('real', 'integer')
+    AND written_at < {_TOO_LATE} THEN written_at END"""
 
 # The newest record's moment, and the latest moment from which the clock was once set back.
 LATEST = f"""
-SELECT coalesce((SELECT {_MOMENT} FROM workflow_checkpoint ORDER BY seq DESC LIMIT 1), 0),
+SELECT coalesce((SELECT {_READABLE_MOMENT} FROM workflow_checkpoint ORDER BY seq DESC LIMIT 1), 0),
        coalesce((SELECT max(clock_ahead) FROM workflow_schema), 0)"""
 
 # The clock was set back: remember from where.
@@ -119,7 +122,7 @@ INSERT INTO workflow_schema (version, clock_ahead) VALUES (:version, :latest)
 ON CONFLICT (version) DO UPDATE SET clock_ahead = excluded.clock_ahead"""
 
 LATEST_OF_WORKFLOW = f"""
-SELECT coalesce(max({_MOMENT}), 0) FROM workflow_checkpoint WHERE workflow = :workflow"""
+SELECT coalesce(max({_READABLE_MOMENT}), 0) FROM workflow_checkpoint WHERE workflow = :workflow"""
 
 NEXT_SEQ = "SELECT coalesce(max(seq), 0) + 1 FROM workflow_checkpoint"
 
@@ -307,7 +310,7 @@ class Database:
         def looked(job: Job[T]) -> T:
             job.begin()
             self._file.check()
-            return look(self.connection)
+            return self._thread.foreign(lambda: look(self.connection))
 
         return await self._performed(looked, within=within)
 
@@ -428,10 +431,6 @@ def transacted(connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], 
     holds an effect to: synchronous, and no beginning or ending of transactions.
     """
     return committed(connection, lambda cursor: fenced_in(connection, work))
-
-
-Operation: TypeAlias = Callable[[sqlite3.Cursor, float], T]
-"""A call's part in a transaction: given the cursor and the moment the lock was won."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,7 +614,7 @@ class SqliteScheduler:
 
         def operation(cursor: sqlite3.Cursor, now: float) -> bool:
             when = now if self.now is now_utc else as_seconds("now", self.now())
-            return _touched(cursor, MAKE_READY, asked | _from(when, now))
+            return _touched(cursor, MAKE_READY, asked | _visible_from(when, now))
 
         return operation
 
@@ -628,7 +627,7 @@ class SqliteScheduler:
         moment = as_seconds("when", when)
         asked = self._held(delivery)
         await self.database._write(
-            lambda cursor, now: _touched(cursor, SUSPEND, asked | _from(moment, now))
+            lambda cursor, now: _touched(cursor, SUSPEND, asked | _visible_from(moment, now))
         )
 
     async def wake_due(self, now: datetime) -> tuple[str, ...]:
@@ -639,12 +638,12 @@ class SqliteScheduler:
         check_wait("within", within)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within.total_seconds()
-        # What is ready is found whatever `within` is (S11), unless others keep the database busy.
-        patient_until = max(deadline, loop.time() + _GRACE)
         while True:
+            # What is ready is found whatever `within` is (S11), unless others keep us waiting.
+            patient_until = max(deadline, loop.time() + _GRACE)
             try:
                 if await self.database._read(self._look, patient_until - loop.time()):
-                    patience = patient_until - loop.time()
+                    patience = max(patient_until - loop.time(), 0)
                     delivery = await self.database._write(self._take, self._put_back, patience)
                     if delivery is not None:
                         return delivery
@@ -738,7 +737,7 @@ class SqliteScheduler:
 
     def _put_back(self, cursor: sqlite3.Cursor, now: float, delivery: Delivery | None) -> None:
         assert delivery is not None
-        cursor.execute(SUSPEND, self._held(delivery) | _from(now, now))
+        cursor.execute(SUSPEND, self._held(delivery) | _visible_from(now, now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -783,8 +782,12 @@ class SqliteDurable:
         return await self.checkpointer.database._write(operation)
 
 
-def _from(moment: float, now: float) -> dict[str, float | None]:
-    """Visible from a moment on: one that is now (or a second off) outlives a clock set back."""
+def _visible_from(moment: float, now: float) -> dict[str, float | None]:
+    """Visible from a moment on, which counts as now within a second of it.
+
+    `ahead` 0 lets `CLAMP_TAKEN` bring the row back when the clock is set back; a sleeper's
+    `None` keeps its moment.
+    """
     return {"when": moment, "ahead": 0 if moment <= now + 1 else None}
 
 
@@ -806,14 +809,14 @@ def _read(cursor: sqlite3.Cursor, workflow: str, key: str) -> str | None:
 def _written(cursor: sqlite3.Cursor, now: float, workflow: str, key: str, encoding: str) -> str:
     """Write unless the key is recorded; the encoding that is stored, either way."""
     record = {"workflow": workflow, "key": key, "value": encoding}
-    if _touched(cursor, WRITE, record | {"written_at": _moment(cursor, workflow, now)}):
+    if _touched(cursor, WRITE, record | {"written_at": _stamp(cursor, workflow, now)}):
         return encoding
     stored = _read(cursor, workflow, key)
     assert stored is not None
     return stored
 
 
-def _moment(cursor: sqlite3.Cursor, workflow: str, now: float) -> float:
+def _stamp(cursor: sqlite3.Cursor, workflow: str, now: float) -> float:
     """What to stamp on a record: `now`, unless the clock was set back since the workflow's last."""
     ((latest, ahead),) = cursor.execute(LATEST).fetchall()
     if max(latest, ahead) <= now:

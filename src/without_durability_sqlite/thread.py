@@ -38,7 +38,12 @@ logger = logging.getLogger("without_durability_sqlite")
 _inside: contextvars.ContextVar[Job[Any] | None] = contextvars.ContextVar("_inside", default=None)
 """The job whose work this context runs in, also in what that work handed to a loop."""
 
-_threads: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
+_threads: weakref.WeakValueDictionary[int, DatabaseThread] = weakref.WeakValueDictionary()
+
+
+def _known() -> list[DatabaseThread]:
+    """Every thread there is: a copy, since databases are opened from any thread meanwhile."""
+    return [thread for known in _threads.valuerefs() if (thread := known()) is not None]
 
 
 class Abandoned(BaseException):
@@ -71,6 +76,7 @@ class Job(Generic[T]):
         self._caller_gone = False
         self._outer: Job[Any] | None = None
         self._begun = False
+        self._declined = False
         self._finished = False
         self._value: Any = None
         self._error: BaseException | None = None
@@ -120,7 +126,7 @@ class Job(Generic[T]):
     def _check_begun(self) -> None:
         with self._lock:
             if not self._begun and not self._finished:
-                self._caller_gone = True
+                self._caller_gone = self._declined = True
                 raise TimeoutError
 
     def perform(self) -> None:
@@ -171,6 +177,8 @@ class Job(Generic[T]):
     def _unheard(self, run: Callable[[Callable[[], None]], None]) -> None:
         """The work is done and its caller will never hear of it: undo it, or report its error."""
         error, self._error = self._error, None
+        if self._declined:  # its caller has been told, and nothing began
+            return
         if error is None:
             undo, value = self._undo, self._value
             if undo is not None and value is not None:
@@ -186,6 +194,7 @@ class Hold:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self.task = asyncio.current_task()
         self.released = threading.Event()
 
 
@@ -200,7 +209,7 @@ def check_not_inherited(file: Identity | None) -> None:
     writes here may be lost without a word.
     """
     pid = os.getpid()
-    for thread in _threads:
+    for thread in _known():
         if file is not None and thread.file == file and not thread.closed and thread.pid != pid:
             raise Misuse(
                 "this file was open in the parent process when it forked, and cannot be opened "
@@ -230,7 +239,7 @@ class DatabaseThread:
             target=self._serve, args=(connection,), name="without_durability_sqlite", daemon=True
         )
         self._thread.start()
-        _threads.add(self)
+        _threads[id(self)] = self
 
     def check_caller(self) -> asyncio.AbstractEventLoop:
         """The running loop, if it may use the thread now; `RuntimeError` saying why it may not."""
@@ -242,6 +251,9 @@ class DatabaseThread:
                 "that would wait for itself"
             )
         loop = asyncio.get_running_loop()
+        hold = self.hold
+        if hold is not None and not hold.released.is_set() and hold.task is asyncio.current_task():
+            raise Misuse("the guard's holder called the database: that would wait for itself")
         with self._lock:
             bound = self._loop
             if bound is not loop and bound is not None and bound.is_running():
@@ -257,6 +269,7 @@ class DatabaseThread:
         return os.getpid() == self.pid
 
     def check_process(self) -> None:
+        """`Misuse` in a fork of the process that opened the database."""
         if not self.is_own_process:
             raise Misuse(
                 "this database was opened by another process, before a fork: "
@@ -309,7 +322,7 @@ class DatabaseThread:
         return answers.get()
 
     def foreign(self, call: Callable[[], T]) -> T:
-        """Run somebody else's code on the thread: interpreter exit may interrupt its SQL."""
+        """Run what interpreter exit may interrupt and leave behind: others' code, and reads."""
         with self._lock:
             self._foreign = True
         try:
@@ -331,7 +344,7 @@ class DatabaseThread:
 
     def discard(self) -> None:
         """Close once what is in line is done: nobody refers to the database any more."""
-        if os.getpid() == self.pid and not self.closed:
+        if self.is_own_process and not self.closed:
             self.later(self.close)
             warnings.warn("a database was dropped without aclose()", ResourceWarning, stacklevel=2)
 
@@ -354,7 +367,7 @@ class DatabaseThread:
 
     def end(self) -> None:
         """Interpreter exit: close, and wait for others' work only so long."""
-        if os.getpid() != self.pid or not self._thread.is_alive():
+        if not self.is_own_process or not self._thread.is_alive():
             return
         self.ending = True  # what has not begun has no caller left
         self.later(self.close)
@@ -377,5 +390,5 @@ class DatabaseThread:
 
 @atexit.register
 def _end_all() -> None:
-    for thread in tuple(_threads):
+    for thread in _known():
         thread.end()

@@ -15,6 +15,7 @@ from without_durability.checks import check_synchronous
 T = TypeVar("T")
 
 _FACTORIES = ("row_factory", "text_factory")
+_ASYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _MODES = ("autocommit", "isolation_level") if sys.version_info >= (3, 12) else ("isolation_level",)
 
 
@@ -38,17 +39,22 @@ class FencedCursor(sqlite3.Cursor):
         return super().executemany(*arguments)
 
     def _check_transaction(self) -> None:
-        if not self.connection.in_transaction:
+        if not super().connection.in_transaction:
             raise sqlite3.OperationalError("the effect's transaction is over: nothing runs in it")
 
 
 class FencedConnection:
-    """The connection as an effect sees it: every cursor made through it is a `FencedCursor`."""
+    """The connection as an effect sees it: every cursor made through it is a `FencedCursor`.
+
+    It stands for a `sqlite3.Connection` and is none: `isinstance` says so.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        vars(self)["_connection"] = connection
+        object.__setattr__(self, "_connection", connection)  # our own writes through
 
-    def cursor(self, factory: type[sqlite3.Cursor] = FencedCursor) -> sqlite3.Cursor:
+    def cursor(self, factory: type[FencedCursor] = FencedCursor) -> FencedCursor:
+        if factory is not FencedCursor:
+            raise RuntimeError("an effect's cursors are the store's own: no factory of one's own")
         return self._connection.cursor(factory)  # type: ignore[no-any-return]
 
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
@@ -66,7 +72,7 @@ class FencedConnection:
     def __getattr__(self, name: str) -> Any:
         if name in ("close", "set_authorizer"):
             raise RuntimeError(f"an effect may not call {name} on the connection it runs on")
-        return getattr(vars(self)["_connection"], name)
+        return getattr(self._connection, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._connection, name, value)
@@ -176,10 +182,21 @@ def let_go(error: BaseException | None) -> None:
 
     Its statement would stay active for as long as somebody holds on to the error: no commit
     succeeds beside an unfinished write, and an unfinished read keeps an old state of the file.
+    The price is the locals that a debugger would show. Coroutines are left alone: before Python
+    3.13 clearing the frame of a suspended one closes it.
     """
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    seen: set[int] = set()
+    chain = [error]
+    while chain:
+        one = chain.pop()
+        if one is None or id(one) in seen:  # `raise error from error` makes a ring
+            continue
+        seen.add(id(one))
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            if not frame.f_code.co_flags & _ASYNCHRONOUS:
+                with suppress(RuntimeError):  # it is running still
+                    frame.clear()
+        chain += (one.__cause__, one.__context__)
 
 
 def _state(connection: sqlite3.Connection, names: tuple[str, ...]) -> dict[str, Any]:

@@ -83,6 +83,34 @@ async def test_k7_exit_does_not_wait_for_work_that_never_ends(
     assert await records(path) == {"acknowledged": 1}
 
 
+async def test_k7_exit_does_not_wait_for_a_codec_that_never_ends(path: Path, child: Child) -> None:
+    ended = child(
+        """
+        class Stuck:
+            def encode(self, value):
+                return "1"
+            def decode(self, encoded):
+                if threading.current_thread() is not threading.main_thread():
+                    time.sleep(60)
+                return 1
+
+        async def main():
+            await opened()
+            store = SqliteCheckpointer(db, Stuck())
+            await store.supply("w", "acknowledged", 1)
+            task = asyncio.create_task(store.load("w"))
+            await asyncio.sleep(0.1)
+            task.cancel()
+
+        asyncio.run(main())
+        print("ran", flush=True)
+        """
+    )
+    assert ended.code == 0, ended.err
+    assert ended.took < 6, "exit waited for a look that never ends"
+    assert await records(path) == {"acknowledged": 1}
+
+
 LOCKED_OUT = """
 from without_durability_sqlite import thread
 
