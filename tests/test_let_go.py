@@ -68,25 +68,56 @@ def half_read(connection: Any) -> None:
         raise LookupError("half-way")
 
 
+def in_a_group(connection: Any) -> None:
+    errors: list[Exception] = []
+    try:
+        half_read(connection)
+    except LookupError as error:
+        errors.append(error)
+    raise ExceptionGroup("rows", [ExceptionGroup("inner", errors)])
+
+
+def in_an_unfinished_write(connection: Any) -> None:
+    rows = connection.execute(
+        "INSERT INTO workflow_queue (namespace, workflow, visible_at)"
+        " VALUES ('elsewhere', 'a', 1), ('elsewhere', 'b', 1) RETURNING workflow"
+    )
+    raise LookupError(rows.fetchone())
+
+
+@pytest.mark.parametrize("fails", [half_read, in_a_group, in_an_unfinished_write])
 @pytest.mark.parametrize("through", ["run", "transact"])
 async def test_a_kept_error_with_a_half_read_cursor_in_it_stops_no_write(
-    database: Database, path: Any, through: str
+    database: Database, path: Any, through: str, fails: Callable[[Any], None]
 ):
     store = SqliteCheckpointer(database)
     holder = await claimed(store, "w")
     call = {
-        "run": lambda: database.run(half_read),
-        "transact": lambda: store.transact(
-            holder, "k", lambda cursor: half_read(cursor.connection)
-        ),
+        "run": lambda: database.run(fails),
+        "transact": lambda: store.transact(holder, "k", lambda c: fails(c.connection)),
     }[through]
-    with pytest.raises(LookupError) as kept:
+    with pytest.raises((LookupError, ExceptionGroup)) as kept:
         await call()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("INSERT INTO workflow_queue VALUES ('elsewhere', 'v', 1, NULL, NULL)").close()
     other.close()
     assert await store.supply("w", "k", 1) == 1
     assert kept.value is not None
+
+
+async def test_a_cursor_that_an_effect_keeps_does_not_outlive_it(database: Database):
+    store = SqliteCheckpointer(database)
+    holder = await claimed(store, "w")
+    kept: list[sqlite3.Cursor] = []
+
+    def effect(cursor: sqlite3.Cursor) -> int:
+        kept.extend([cursor, cursor.connection.execute("SELECT 1 UNION SELECT 2")])
+        return kept[1].fetchone()[0]
+
+    assert await store.transact(holder, "k", effect) == 1
+    for cursor in kept:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            cursor.fetchone()
 
 
 async def test_an_effect_gets_no_cursor_but_the_stores_own(database: Database):

@@ -6,6 +6,7 @@ import inspect
 import sqlite3
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self, TypeVar
@@ -26,9 +27,12 @@ class FencedCursor(sqlite3.Cursor):
     before that is not asked about either: it would commit by itself.
     """
 
+    made: weakref.WeakSet[FencedCursor]
+    """Every cursor of the same effect: none of them outlives it."""
+
     @property
     def connection(self) -> Any:
-        return FencedConnection(super().connection)
+        return FencedConnection(super().connection, self.made)
 
     def execute(self, *arguments: Any) -> FencedCursor:
         self._check_transaction()
@@ -49,13 +53,17 @@ class FencedConnection:
     It stands for a `sqlite3.Connection` and is none: `isinstance` says so.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        object.__setattr__(self, "_connection", connection)  # our own writes through
+    def __init__(self, connection: sqlite3.Connection, made: weakref.WeakSet[FencedCursor]) -> None:
+        object.__setattr__(self, "_connection", connection)  # our own __setattr__ writes through
+        object.__setattr__(self, "_made", made)
 
     def cursor(self, factory: type[FencedCursor] = FencedCursor) -> FencedCursor:
         if factory is not FencedCursor:
             raise RuntimeError("an effect's cursors are the store's own: no factory of one's own")
-        return self._connection.cursor(factory)  # type: ignore[no-any-return]
+        cursor: FencedCursor = self._connection.cursor(FencedCursor)
+        cursor.made = self._made
+        self._made.add(cursor)
+        return cursor
 
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
         return self.cursor().execute(*arguments)
@@ -119,17 +127,17 @@ def fenced_in(connection: sqlite3.Connection, effect: Callable[[sqlite3.Cursor],
     check_not_async(effect)
     state = _state(connection, _FACTORIES)
     connection.set_authorizer(authorize)
-    cursor = connection.cursor(FencedCursor)
+    made: weakref.WeakSet[FencedCursor] = weakref.WeakSet()
     try:
-        result = effect(cursor)
+        result = effect(FencedConnection(connection, made).cursor())
         check_synchronous(result)
-    except BaseException as error:
-        let_go(error)
-        if tried and isinstance(error, sqlite3.Error):
+    except sqlite3.Error as error:
+        if tried:
             raise RuntimeError(_ENDED) from error
         raise
     finally:
-        cursor.close()
+        for cursor in made:
+            cursor.close()
         connection.set_authorizer(None)
         _restore(connection, state)
     if tried or not connection.in_transaction:
@@ -186,7 +194,7 @@ def let_go(error: BaseException | None) -> None:
     3.13 clearing the frame of a suspended one closes it.
     """
     seen: set[int] = set()
-    chain = [error]
+    chain: list[BaseException | None] = [error]
     while chain:
         one = chain.pop()
         if one is None or id(one) in seen:  # `raise error from error` makes a ring
@@ -197,6 +205,8 @@ def let_go(error: BaseException | None) -> None:
                 with suppress(RuntimeError):  # it is running still
                     frame.clear()
         chain += (one.__cause__, one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            chain += one.exceptions
 
 
 def _state(connection: sqlite3.Connection, names: tuple[str, ...]) -> dict[str, Any]:
