@@ -34,6 +34,9 @@ def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("the shell blocks and signal handlers of the pages are POSIX")
     for language, block in blocks(page):
+        if language == "sh":  # what a reader would type next, who has run nothing yet
+            for left in tmp_path.glob("*.db*"):
+                left.unlink()
         name = re.match(r"# file: (\S+)", block)
         script = tmp_path / (name[1] if name else f"block.{language}")
         script.write_text(block, encoding="utf-8")
@@ -48,6 +51,10 @@ def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
             timeout=50,
         )
         assert done.returncode == 0, f"{page.name}:\n{block}\n{done.stdout}{done.stderr}"
+        if "kill -9" in block:
+            said = done.stdout.splitlines()
+            assert said.count("collecting") == 1, "a recorded step ran again after the kill"
+            assert said.count("sending: 14") == 1
 
 
 def test_the_readme_shows_a_workflow_with_its_worker_in_under_thirty_lines() -> None:
