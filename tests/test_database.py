@@ -20,6 +20,7 @@ from contract import cancelled
 from stores import over_sqlite
 from systems import posix_files
 from thread_gates import (
+    HANG,
     NOW,
     fail,
     in_time,
@@ -67,6 +68,27 @@ async def test_a_database_is_a_frozen_value_that_shows_its_connection_only(path)
 async def test_a_guard_serves_one_database_only(path, database):
     with closing(plain(path)) as connection, pytest.raises(ValueError, match="guard"):
         Database(connection, database.guard)
+
+
+async def test_a_connection_bound_to_the_thread_that_made_it_is_refused_from_any_other(path):
+    made: list[sqlite3.Connection] = []
+
+    def make_refuse_and_close() -> None:
+        made.append(plain(path, check_same_thread=True))
+        inside.set()
+        assert over.wait(HANG)
+        made[0].close()
+
+    inside, over = threading.Event(), threading.Event()
+    maker = threading.Thread(target=make_refuse_and_close)
+    maker.start()
+    assert inside.wait(HANG)
+    try:
+        with pytest.raises(ValueError, match="check_same_thread"):
+            Database(made[0])
+    finally:
+        over.set()
+        maker.join(HANG)
 
 
 # --- run ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stores import over_sqlite
-from without_durability import Clock
+from without_durability import Clock, Delivery
 from without_durability_sqlite import Database, SqliteScheduler
 
 HOURS = timedelta(hours=3)
@@ -20,6 +20,14 @@ READIED: dict[str, Callable[[Any], Awaitable[object]]] = {
     "arrive": lambda durable: durable.arrive("w", "k", 1),
     "deliver": lambda durable: durable.deliver("w", 1),
 }
+
+
+async def taken(queue: SqliteScheduler) -> Delivery:
+    """A delivery of "w", out with whoever asked."""
+    await queue.make_ready("w")
+    delivery = await queue.next_ready(NOW)
+    assert delivery is not None
+    return delivery
 
 
 @pytest.mark.parametrize("ready", READIED.values(), ids=READIED)
@@ -50,9 +58,7 @@ async def test_s9_what_was_handed_back_before_the_clock_was_set_back_is_found(
     database: Database, clock: Clock
 ):
     queue = SqliteScheduler(database)
-    await queue.make_ready("w")
-    delivery = await queue.next_ready(NOW)
-    assert delivery is not None
+    delivery = await taken(queue)
     await queue.wake_at(delivery, clock.now())
     clock.advance(-HOURS)
     assert await queue.next_ready(NOW) is not None
@@ -62,9 +68,7 @@ async def test_s4_a_sleeper_means_its_moment_however_the_clock_is_set(
     database: Database, clock: Clock
 ):
     queue = SqliteScheduler(database)
-    await queue.make_ready("w")
-    delivery = await queue.next_ready(NOW)
-    assert delivery is not None
+    delivery = await taken(queue)
     due = clock.now() + HOURS
     await queue.wake_at(delivery, due)
     await queue.schedule("v", due)

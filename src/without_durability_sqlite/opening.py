@@ -14,8 +14,9 @@ from without_durability.durations import Milliseconds
 from without_durability.values import shown
 
 from .errors import is_busy, naming, operational_error
+from .files import OpenFile, identity
 from .rows import rows
-from .thread import DatabaseThread, Identity, check_not_inherited
+from .thread import DatabaseThread, check_not_inherited
 
 NEEDED = (3, 35, 0)
 """The first SQLite with `RETURNING`."""
@@ -42,7 +43,7 @@ def opened(path: Path | str, timeout: Milliseconds) -> sqlite3.Connection:
     check_sqlite()
     _check_timeout(timeout)
     name = _checked_path(path)
-    check_not_inherited(_identity(name))
+    check_not_inherited(identity(name))
     connection = None
     try:
         connection = _connection(name, timeout)
@@ -83,6 +84,27 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
         open_transaction = connection.in_transaction
     except sqlite3.ProgrammingError as error:
         raise ValueError(f"the connection is not usable: {error}") from error
+    thread = DatabaseThread(connection)
+    refused = thread.probe()
+    if refused is not None:
+        raise ValueError(
+            f"the connection is bound to one thread: pass check_same_thread=False ({refused})"
+        ) from refused
+    try:
+        _check_modes(connection)
+        if open_transaction:
+            raise ValueError("the connection has a transaction open: in_transaction is True")
+        thread.file = OpenFile(connection)
+        check_not_inherited(thread.file.identity)
+        _check_full_sync(connection, thread.file)
+    except BaseException:
+        thread.stop()
+        raise
+    return thread
+
+
+def _check_modes(connection: sqlite3.Connection) -> None:
+    """`ValueError` for a connection that opens transactions by itself."""
     autocommit = getattr(connection, "autocommit", None)
     if autocommit is False:
         raise ValueError("the connection has autocommit=False: writes would wait for a commit")
@@ -91,64 +113,13 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
             f"the connection has isolation_level={connection.isolation_level!r}: writes would open "
             "transactions by themselves; pass isolation_level=None"
         )
-    if open_transaction:
-        raise ValueError("the connection has a transaction open: in_transaction is True")
-    file = _identity(main_file(connection))
-    check_not_inherited(file)
-    thread = DatabaseThread(connection, file)
-    refused = thread.probe()
-    if refused is not None:
-        raise ValueError(
-            f"the connection is bound to one thread: pass check_same_thread=False ({refused})"
-        ) from refused
-    return thread
 
 
-def check_full_sync(connection: sqlite3.Connection) -> None:
+def _check_full_sync(connection: sqlite3.Connection, file: OpenFile) -> None:
     """`ValueError` for a file whose commits do not wait for the disk."""
     ((level,),) = rows(connection, "PRAGMA synchronous")
-    if main_file(connection) and level < 2:
+    if file.path and level < 2:
         raise ValueError(f"the connection has PRAGMA synchronous = {level}: FULL is needed")
-
-
-def main_file(connection: sqlite3.Connection) -> str:
-    """The file behind the connection's main database; empty for one in memory."""
-    query = "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
-    ((file,),) = rows(connection, query)
-    return os.fsdecode(file or b"")
-
-
-class OpenFile:
-    """The file a connection opened, as its path was then."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._path = main_file(connection)
-        self._file = _identity(self._path)
-        self._log: Identity | None = None
-
-    def check(self) -> None:
-        """Raise when the path no longer leads to the file that is open: writes would be lost.
-
-        So would they when its write-ahead log is gone, which is there from the first use on.
-        """
-        if not self._path:  # in memory: there is nothing to lose sight of
-            return
-        log = _identity(f"{self._path}-wal")
-        if _identity(self._path) != self._file or (self._log is not None and log != self._log):
-            raise operational_error(
-                f"{self._path} or its write-ahead log has been deleted or replaced since it was "
-                "opened: nothing written now would be found again",
-                "SQLITE_READONLY_DBMOVED",
-            )
-        self._log = log
-
-
-def _identity(path: str) -> Identity | None:
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):  # not there, or no path at all
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _check_timeout(timeout: Milliseconds) -> None:

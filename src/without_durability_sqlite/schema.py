@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-from .opening import main_file
+from .files import main_file
 from .rows import rows
 
 VERSION = 1

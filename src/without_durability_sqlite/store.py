@@ -47,7 +47,6 @@ from without_durability.values import (
 from . import opening, schema
 from .errors import is_permanent
 from .guard import Guard, PlainGuard, attached
-from .opening import OpenFile
 from .receipts import Receipt
 from .rows import as_holder, as_milliseconds, as_seconds, rows, text, written_at
 from .schema import SCHEMA
@@ -260,19 +259,16 @@ class Database:
     _: KW_ONLY
     clock: Callable[[], float] = field(default=time.time, repr=False, compare=False)
     _thread: DatabaseThread = field(init=False, repr=False, compare=False)
-    _file: OpenFile = field(init=False, repr=False, compare=False)
     _plain_guard: PlainGuard | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         thread = opening.thread_of(self.connection)
         try:
-            opening.check_full_sync(self.connection)
             plain = attached(self.guard, thread)
         except BaseException:
             thread.stop()
             raise
         object.__setattr__(self, "_thread", thread)
-        object.__setattr__(self, "_file", OpenFile(self.connection))
         object.__setattr__(self, "_plain_guard", plain)
         weakref.finalize(self, thread.discard).atexit = False
 
@@ -294,7 +290,7 @@ class Database:
         check_not_async(work)
 
         def handed(job: Job[T]) -> T:
-            self._file.check()
+            self._thread.check_file()
             return self._thread.foreign(lambda: handed_over(self.connection, work))
 
         return await self._performed(handed)
@@ -309,7 +305,7 @@ class Database:
 
         def looked(job: Job[T]) -> T:
             job.begin()
-            self._file.check()
+            self._thread.check_file()
             return self._thread.foreign(lambda: look(self.connection))
 
         return await self._performed(looked, within=within)
@@ -331,7 +327,7 @@ class Database:
         def begun(job: Job[T]) -> T:
             def checked(cursor: sqlite3.Cursor) -> T:
                 job.begin()
-                self._file.check()
+                self._thread.check_file()
                 return operation(cursor, self._now())
 
             return committed(self.connection, checked)

@@ -18,14 +18,12 @@ import warnings
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import Misuse
+from .files import Identity, OpenFile
 
 T = TypeVar("T")
-
-Identity: TypeAlias = tuple[int, int]
-"""What tells one file from another at the same path: device and inode."""
 
 PATIENCE = 1.0
 """Seconds that closing and interpreter exit wait for the thread before they say so."""
@@ -210,7 +208,8 @@ def check_not_inherited(file: Identity | None) -> None:
     """
     pid = os.getpid()
     for thread in _known():
-        if file is not None and thread.file == file and not thread.closed and thread.pid != pid:
+        theirs = thread.file.identity if thread.file is not None else None
+        if file is not None and theirs == file and not thread.closed and thread.pid != pid:
             raise Misuse(
                 "this file was open in the parent process when it forked, and cannot be opened "
                 "safely here: spawn the process instead, or fork before the file is opened"
@@ -220,9 +219,9 @@ def check_not_inherited(file: Identity | None) -> None:
 class DatabaseThread:
     """A daemon thread that performs jobs in the order they were put, until it is closed."""
 
-    def __init__(self, connection: sqlite3.Connection, file: Identity | None) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.file = file
+        self.file: OpenFile | None = None
         self.closed = False
         self.ending = False
         self.hold: Hold | None = None
@@ -267,6 +266,11 @@ class DatabaseThread:
     def is_own_process(self) -> bool:
         """Whether this is the process that opened the database, and not a fork of it."""
         return os.getpid() == self.pid
+
+    def check_file(self) -> None:
+        """Raise when the file that is open is no longer where its path leads."""
+        if self.file is not None:
+            self.file.check()
 
     def check_process(self) -> None:
         """`Misuse` in a fork of the process that opened the database."""

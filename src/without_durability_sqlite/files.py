@@ -1,0 +1,54 @@
+"""The file behind a connection: which one it is, and whether it is still where it was opened."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import TypeAlias
+
+from .errors import operational_error
+from .rows import rows
+
+Identity: TypeAlias = tuple[int, int]
+"""What tells one file from another at the same path: device and inode."""
+
+
+def identity(path: str) -> Identity | None:
+    """The identity of what is at `path`; `None` where nothing is, or for no path at all."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def main_file(connection: sqlite3.Connection) -> str:
+    """The path of the connection's main database; empty for one in memory."""
+    query = "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
+    ((file,),) = rows(connection, query)
+    return os.fsdecode(file or b"")
+
+
+class OpenFile:
+    """The file a connection opened, as its path was then; `path` is empty for one in memory."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.path = main_file(connection)
+        self.identity = identity(self.path)
+        self._log: Identity | None = None
+
+    def check(self) -> None:
+        """Raise when the path no longer leads to the file that is open: writes would be lost.
+
+        So would they when its write-ahead log is gone, which is there from the first use on.
+        """
+        if not self.path:  # in memory: there is nothing to lose sight of
+            return
+        log = identity(f"{self.path}-wal")
+        if identity(self.path) != self.identity or (self._log is not None and log != self._log):
+            raise operational_error(
+                f"{self.path} or its write-ahead log has been deleted or replaced since it was "
+                "opened: nothing written now would be found again",
+                "SQLITE_READONLY_DBMOVED",
+            )
+        self._log = log
