@@ -4,6 +4,9 @@ Knows nothing of any store but the in-memory ones; `without_durability_sqlite` k
 in one SQLite file.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .codec import JSON, CheckpointCodec, JsonCodec
 from .durations import Milliseconds
 from .interfaces import (
@@ -48,7 +51,6 @@ from .stepwise import (
     parse_deadline,
     resume,
 )
-from .testing import Clock, passing
 from .worker import (
     BLOCKING,
     CONTENDED,
@@ -60,6 +62,22 @@ from .worker import (
     waking,
     work,
 )
+
+if TYPE_CHECKING:
+    from .testing import (
+        Certificate,
+        Clock,
+        Crashed,
+        CrashReport,
+        Marks,
+        StepReport,
+        Subject,
+        Unfinished,
+        Verdict,
+        certify,
+        crash_everywhere,
+        passing,
+    )
 
 __all__ = [
     "BLOCKING",
@@ -73,12 +91,15 @@ __all__ = [
     "RENEWALS",
     "TICK",
     "Blocked",
+    "Certificate",
     "CheckpointCodec",
     "Checkpointer",
     "Claim",
     "Clock",
     "Completed",
     "Contended",
+    "CrashReport",
+    "Crashed",
     "Delivery",
     "Durable",
     "Entry",
@@ -87,6 +108,7 @@ __all__ = [
     "InputNeeded",
     "Interruption",
     "JsonCodec",
+    "Marks",
     "MemoryCheckpointer",
     "MemoryEffect",
     "MemoryScheduler",
@@ -102,12 +124,18 @@ __all__ = [
     "Sleeping",
     "SplitDurable",
     "StepKey",
+    "StepReport",
     "Stored",
+    "Subject",
     "Suspended",
     "Swallowed",
+    "Unfinished",
+    "Verdict",
     "Written",
+    "certify",
     "check_duration",
     "claimed",
+    "crash_everywhere",
     "extending",
     "inbox_key",
     "now_utc",
@@ -120,3 +148,10 @@ __all__ = [
     "waking",
     "work",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is for tests is imported when somebody asks for it."""
+    if name in __all__:
+        return getattr(import_module(".testing", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

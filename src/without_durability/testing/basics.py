@@ -1,14 +1,14 @@
-"""For tests: a clock that moves when told to, and a `Run` without a worker around it."""
+"""A clock that moves when told to, and a `Run` without a worker around it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from .checks import check_aware
-from .interfaces import Checkpointer, Effect
-from .stepwise import Run, extending
-from .values import Pass
+from ..checks import check_aware
+from ..interfaces import Checkpointer, Effect
+from ..stepwise import Run, extending
+from ..values import Pass
 
 
 class Clock:

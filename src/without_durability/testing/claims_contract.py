@@ -1,0 +1,275 @@
+"""The clauses of the claim: who may write, for how long, and who may not, each as a check."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from ..interfaces import claimed
+from ..signals import Fenced
+from ..values import Entry, Pass
+from .subject import (
+    LONG,
+    MINUTE,
+    SECOND,
+    Opened,
+    Subject,
+    Write,
+    cancelled_in_every_turn,
+    eventually,
+    expect,
+    expect_fenced,
+    outranked_pass,
+)
+
+__all__ = [
+    "check_c3_one_live_pass_and_tokens_that_rise",
+    "check_c4_a_claim_lapses_at_the_earlier_of_silence_and_budget",
+    "check_c5_extend_grants_from_now_and_never_less",
+    "check_c6_renew_never_moves_the_budget",
+    "check_c7_who_is_not_the_newest_hears_no",
+    "check_c8_no_sign_of_life_outlasts_budget_or_release",
+    "check_c10_a_refused_write_keeps_nobody_alive",
+    "check_c14_discard_empties_and_fences",
+    "check_c15_release_frees_at_once_and_keeps_the_token",
+    "check_c17_what_a_cancelled_caller_was_granted_is_given_back",
+]
+
+
+async def check_c3_one_live_pass_and_tokens_that_rise(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store = at.checkpointer
+        many = await asyncio.gather(*(store.claim("w", LONG, MINUTE) for _ in range(10)))
+        granted = [one for one in many if one is not None]
+        expect(len(granted) == 1, f"{len(granted)} of ten claims at once were granted")
+        expect(await at.is_free("another"), "a claim keeps another workflow from being claimed")
+        tokens = [granted[0].token]
+
+        async def claim_again(after: str) -> Pass:
+            holder = await store.claim("w", LONG, MINUTE)
+            expect(holder is not None, f"the workflow cannot be claimed after {after}")
+            assert holder is not None
+            expect(holder.token > tokens[-1], f"the token did not rise after {after}")
+            tokens.append(holder.token)
+            return holder
+
+        at.clock.advance(MINUTE + SECOND)
+        holder = await claim_again("its claim lapsed")
+        await store.release(holder)
+        holder = await claim_again("a release")
+        await store.record(holder, "k", 1)
+        await store.discard("w")
+        holder = await claim_again("a discard")
+        await store.release(holder)
+        if subject.reopen is not None:
+            async with subject.reopened(at.clock) as later:
+                store = later.checkpointer
+                token = (await claim_again("a restart")).token
+                milliseconds = at.clock.seconds() * 1000 - 1
+                expect(
+                    token >= milliseconds,
+                    f"token {token} does not follow the time: an older copy, restored, repeats it",
+                )
+
+
+async def check_c4_a_claim_lapses_at_the_earlier_of_silence_and_budget(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store = at.checkpointer
+        for name, budget, alive in (("silence", LONG, MINUTE), ("its budget", MINUTE, LONG)):
+            await claimed(store, name, budget, alive)
+            at.clock.advance(MINUTE - SECOND)
+            expect(not await at.is_free(name), f"a claim that {name} should end ended before")
+            at.clock.advance(2 * SECOND)
+            expect(await at.is_free(name), f"a claim that {name} should end did not")
+        signs: dict[str, Write] = {
+            "extend": lambda holder: store.extend(holder, LONG, MINUTE),
+            "renew": lambda holder: store.renew(holder, MINUTE),
+        }
+        for name, sign in (signs | await at.writes()).items():
+            holder = await claimed(store, name, LONG, MINUTE)
+            at.clock.advance(40 * SECOND)
+            await sign(holder)
+            at.clock.advance(40 * SECOND)
+            expect(not await at.is_free(name), f"{name} is no sign of life")
+            at.clock.advance(21 * SECOND)
+            expect(await at.is_free(name), f"{name} is worth more than what the claim was given")
+
+
+async def check_c5_extend_grants_from_now_and_never_less(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store = at.checkpointer
+        holder = await claimed(store, "more", MINUTE, LONG)
+        at.clock.advance(30 * SECOND)
+        expect(await store.extend(holder, 3 * MINUTE, LONG), "the holder was refused an extension")
+        at.clock.advance(2 * MINUTE + 50 * SECOND)
+        expect(not await at.is_free("more"), "an extension grants less than its budget from now")
+        at.clock.advance(20 * SECOND)
+        expect(await at.is_free("more"), "an extension grants more than its budget from now")
+
+        holder = await claimed(store, "less", 5 * MINUTE, LONG)
+        await store.extend(holder, MINUTE, LONG)
+        at.clock.advance(4 * MINUTE)
+        expect(not await at.is_free("less"), "an extension brought a granted budget forward")
+
+        holder = await claimed(store, "alive", LONG, MINUTE)
+        await store.extend(holder, LONG, 3 * MINUTE)
+        at.clock.advance(2 * MINUTE)
+        expect(not await at.is_free("alive"), "an extension is no sign of life worth `alive`")
+        at.clock.advance(2 * MINUTE)
+        expect(await at.is_free("alive"), "an extension outlives the silence it was given")
+
+        holder = await claimed(store, "lapsed", MINUTE, MINUTE)
+        at.clock.advance(2 * MINUTE)
+        expect(
+            await store.extend(holder, LONG, LONG),
+            "a claim that lapsed and that nobody took was refused an extension",
+        )
+        expect(not await at.is_free("lapsed"), "an extension of a lapsed claim grants nothing")
+
+
+async def check_c6_renew_never_moves_the_budget(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store = at.checkpointer
+        holder = await claimed(store, "w", 2 * MINUTE, MINUTE)
+        for _ in range(2):
+            at.clock.advance(50 * SECOND)
+            expect(await store.renew(holder, MINUTE), "the holder was refused a renewal")
+        at.clock.advance(15 * SECOND)
+        expect(not await at.is_free("w"), "a renewal is no sign of life worth `alive`")
+        at.clock.advance(10 * SECOND)
+        expect(not await store.renew(holder, MINUTE), "a renewal after the budget was granted")
+        expect(await at.is_free("w"), "a renewal moved the budget")
+
+        holder = await claimed(store, "longer", LONG, MINUTE)
+        await store.renew(holder, 3 * MINUTE)
+        at.clock.advance(2 * MINUTE)
+        expect(not await at.is_free("longer"), "a renewal is worth less than its `alive`")
+
+
+async def check_c7_who_is_not_the_newest_hears_no(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store = at.checkpointer
+        outranked = await outranked_pass(store)
+        for holder, who in ((outranked, "outranked"), (Pass("never claimed", 1), "unknown")):
+            expect(not await store.extend(holder, LONG, LONG), f"an {who} pass was extended")
+            expect(not await store.renew(holder, LONG), f"an {who} pass was renewed")
+            await expect_fenced(at, holder, f"an {who} pass")
+            await store.release(holder)
+
+
+async def check_c8_no_sign_of_life_outlasts_budget_or_release(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store = at.checkpointer
+        signs = {"renew": lambda holder: store.renew(holder, LONG), **await at.writes()}
+        for name, sign in signs.items():
+            holder = await claimed(store, f"budget and {name}", MINUTE, MINUTE)
+            at.clock.advance(50 * SECOND)
+            await sign(holder)
+            at.clock.advance(20 * SECOND)
+            expect(await at.is_free(holder.workflow), f"{name} carried a claim past its budget")
+        for name, sign in await _with_extensions(at):
+            holder = await claimed(store, f"release and {name}", LONG, LONG)
+            await store.release(holder)
+            try:
+                answer = await sign(holder)
+            except Fenced:
+                answer = None
+            if name in ("extend", "renew"):
+                expect(answer is False, f"{name} after one's own release was granted")
+            expect(await at.is_free(holder.workflow), f"{name} took a released claim back")
+
+
+async def check_c10_a_refused_write_keeps_nobody_alive(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store = at.checkpointer
+        for name, sign in await _with_extensions(at):
+            old = await claimed(store, name, LONG, LONG)
+            await store.release(old)
+            await claimed(store, name, LONG, MINUTE)
+            at.clock.advance(40 * SECOND)
+            with suppress(Fenced):
+                await sign(old)
+            at.clock.advance(40 * SECOND)
+            expect(
+                await at.is_free(name), f"{name} by an outranked pass kept the newer one's claim"
+            )
+
+
+async def check_c14_discard_empties_and_fences(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store = at.checkpointer
+        holder = await claimed(store, "w", LONG, LONG)
+        await store.record(holder, "k", 1)
+        await store.supply("w", "s", 1)
+        await store.supply("another", "s", 1)
+        count = await store.discard("w")
+        expect(count == 2, f"discard of two records answered {count}")
+        expect(await store.load("w") == {}, "discard left records behind")
+        expect(await store.load("another") == {"s": 1}, "discard removed another's records")
+        await expect_fenced(at, holder, "the pass whose workflow was discarded")
+        expect(await at.is_free("w"), "a discarded workflow cannot be claimed at once")
+        expect(await store.discard("never claimed") == 0, "discard of nothing counts something")
+        for token in (0, 1, int(at.clock.seconds() * 1000)):
+            await expect_fenced(at, Pass("never claimed", token), "a pass that nobody was granted")
+
+
+async def check_c15_release_frees_at_once_and_keeps_the_token(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store = at.checkpointer
+        old = await claimed(store, "w", LONG, LONG)
+        await store.release(old)
+        newer = await store.claim("w", LONG, LONG)
+        expect(newer is not None, "a released workflow cannot be claimed at once")
+        assert newer is not None
+        expect(newer.token > old.token, "a release forgot the token")
+        await store.release(old)
+        expect(not await at.is_free("w"), "a release by an outranked pass freed the newer one's")
+
+
+async def check_c17_what_a_cancelled_caller_was_granted_is_given_back(subject: Subject) -> None:
+    async with subject.opened() as at:
+        store, marks = at.checkpointer, subject.marks
+
+        async def claim_is_back(workflow: str, holder: Pass | None) -> None:
+            if holder is not None:
+                await store.release(holder)
+            again = await eventually(lambda: store.claim(workflow, LONG, LONG))
+            expect(again is not None, f"{workflow} keeps what nobody heard of")
+
+        await cancelled_in_every_turn(
+            "a claim", lambda workflow: store.claim(workflow, LONG, LONG), claim_is_back
+        )
+
+        async def whole_or_nothing(workflow: str, entry: Entry | None) -> None:
+            later = await store.append(workflow, "later")
+            values = [*(await store.load(workflow)).values()]
+            expect(values in (["later"], ["message", "later"]), f"{workflow} left {values}")
+            expect(entry is None or entry.key < later.key, f"{workflow} lost its place")
+
+        await cancelled_in_every_turn(
+            "an append", lambda workflow: store.append(workflow, "message"), whole_or_nothing
+        )
+        if marks is None or not await at.co_commits():
+            return
+
+        async def marked(workflow: str) -> object:
+            holder = await claimed(store, workflow, LONG, LONG)
+            return await store.transact(holder, "k", lambda handed: marks.leave(handed, workflow))
+
+        async def both_or_neither(workflow: str, _: object) -> None:
+            await store.supply(workflow, "later", 1)  # whatever was under way is over after it
+            recorded = "k" in await store.load(workflow)
+            kept = workflow in await marks.read(at.durable)
+            expect(recorded == kept, f"{workflow}: recorded {recorded}, effect {kept}")
+
+        await cancelled_in_every_turn("a transact", marked, both_or_neither)
+
+
+async def _with_extensions(at: Opened) -> list[tuple[str, Write]]:
+    """Every sign of life there is."""
+    store = at.checkpointer
+    return [
+        ("extend", lambda holder: store.extend(holder, LONG, LONG)),
+        ("renew", lambda holder: store.renew(holder, LONG)),
+        *(await at.writes()).items(),
+    ]

@@ -1,0 +1,289 @@
+"""Running a workflow once for every place where its process could die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from ..interfaces import Durable, Effect
+from ..outcomes import Blocked, Completed, InputNeeded, MessageNeeded, Sleeping, Suspended
+from ..signals import Contended
+from ..stepwise import Outcome, Run, resume
+from ..values import BUDGET, INBOX, LEASE, shown
+from .basics import Clock
+from .crash_report import Crashed, CrashReport, StepReport
+from .mortal import MortalRun, MortalStore, Process, Seen
+
+T = TypeVar("T")
+
+SECOND = timedelta(seconds=1)
+PAUSE = SECOND
+"""After a body that raised, as a worker's first pause."""
+
+_UNDER_ANOTHER_CLOCK = (
+    "either the store loses wakeups, or `make` does not give it the clock it was handed"
+)
+
+
+class Unfinished(Exception):
+    """The workflow does not end; the text says why, and the cause is what its body raised last."""
+
+
+async def crash_everywhere(
+    body: Callable[[Run[Effect]], Awaitable[object]],
+    make: Callable[[Clock], AbstractAsyncContextManager[Durable[Effect]]],
+    *,
+    workflow: str = "w",
+    answers: Mapping[str, object] = MappingProxyType({}),
+    messages: Sequence[object] = (),
+    passes: int = 100,
+) -> CrashReport:
+    """Run the workflow to its end, then once more for every place where its process could die.
+
+    It can die before and after each call of a store, and after each effect before its record. A
+    new process then takes over what is left, once the leases are over, and goes on to the end.
+    `make(clock)` is entered for each run: it opens an empty store under the clock, and is the
+    place to set up a new outside world for the effects.
+
+    Sleeps end when the clock has moved to their deadline. `answers` are supplied by their keys,
+    and `messages` delivered one by one, when the workflow waits for them. A body that raises is
+    tried again, as by a worker.
+
+    Raises `Unfinished` when the run without a crash does not end within `passes` passes, or waits
+    for what nobody answers. What happens after a crash is never raised, but reported.
+    """
+    runs = _Runs(body, make, workflow, dict(answers), tuple(messages), passes)
+    plain, again = await runs.without_a_crash(), await runs.without_a_crash()
+    steps = {
+        key: StepReport(key, kind, plain.seen.effects[key], "")
+        for key, kind in plain.seen.kinds.items()
+    }
+    unsteady = {what for what, _ in _differences(plain, again)}
+    differences: list[Crashed] = []
+    crashes = 0
+    for place in range(plain.places):
+        ended = await runs.dying_at(place)
+        if ended.crash is None:
+            continue
+        crashes += 1
+        for key, kind in ended.seen.kinds.items():
+            count = ended.seen.effects[key]
+            if key not in steps or steps[key].runs < count:
+                steps[key] = StepReport(key, kind, count, ended.crash)
+        changed = [text for what, text in _differences(plain, ended) if what not in unsteady]
+        if changed:
+            differences.append(Crashed(ended.crash, tuple(changed)))
+    return CrashReport(
+        plain.result,
+        plain.records,
+        crashes,
+        tuple(steps.values()),
+        tuple(differences),
+        tuple(sorted(unsteady)),
+    )
+
+
+@dataclass(slots=True)
+class _Ended:
+    """What a run came to, and the crash on the way there."""
+
+    seen: Seen = field(default_factory=Seen)
+    places: int = 0
+    crash: str | None = None
+    result: object = None
+    records: dict[str, object] = field(default_factory=dict)
+    unfinished: str | None = None
+
+
+@dataclass(slots=True)
+class _Left:
+    """What the next process may find: how the last pass ended, and what it waited for."""
+
+    outcome: Outcome[object] | None = None
+    reached: tuple[Suspended, ...] = ()
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    body: Callable[[Run[Any]], Awaitable[object]]
+    make: Callable[[Clock], AbstractAsyncContextManager[Durable[Any]]]
+    workflow: str
+    answers: dict[str, object]
+    messages: tuple[object, ...]
+    passes: int
+
+    async def without_a_crash(self) -> _Ended:
+        ended = _Ended()
+        await self._run(ended, None)
+        return ended
+
+    async def dying_at(self, place: int) -> _Ended:
+        ended = _Ended()
+        try:
+            await self._run(ended, place)
+        except Unfinished as unfinished:
+            cause = unfinished.__cause__
+            ended.unfinished = f"{unfinished}" + (f": {cause!r}" if cause is not None else "")
+        return ended
+
+    async def _run(self, ended: _Ended, dying_at: int | None) -> None:
+        clock = Clock()
+        async with self.make(clock) as durable:
+            await durable.scheduler.prepare()
+            await durable.scheduler.make_ready(self.workflow)
+            process = Process(ended.seen, dying_at)
+            left, answered = _Left(), _Answered(self, durable)
+            passes = 0
+            while passes < self.passes:
+                made = await self._lived(process, durable, clock, left)
+                if process.died is not None:
+                    ended.crash = process.died
+                    process = Process(ended.seen)
+                    clock.advance(max(durable.scheduler.lease, LEASE) + SECOND)
+                elif made:
+                    passes += 1
+                elif isinstance(left.outcome, Completed):
+                    ended.places = process.places
+                    ended.result = left.outcome.value
+                    ended.records = await self._records(durable, ended.seen)
+                    return
+                elif not await answered.by(left.reached):
+                    _wait(clock, left)
+        raise Unfinished(f"it did not end within {self.passes} passes") from left.error
+
+    async def _lived(
+        self, process: Process, durable: Durable[Any], clock: Clock, left: _Left
+    ) -> bool:
+        """One pass of a process that may die in it; whether there was anything to do."""
+        process.task = asyncio.ensure_future(self._passed(process, durable, clock, left))
+        try:
+            await asyncio.wait((process.task,))
+        finally:
+            process.task.cancel()
+        if process.died is None:
+            return bool(process.task.result())
+        if not process.task.cancelled():
+            process.task.exception()  # whatever a dying process raised is nobody's concern
+        return False
+
+    async def _passed(
+        self, process: Process, durable: Durable[Any], clock: Clock, left: _Left
+    ) -> bool:
+        """A delivery's way through a worker, from its take to its answer."""
+        store: Any = MortalStore(durable.checkpointer, process)
+        queue: Any = MortalStore(durable.scheduler, process)
+        await queue.wake_due(clock.now())
+        delivery = await queue.next_ready(timedelta(0)) or await queue.reclaim(queue.lease)
+        if delivery is None:
+            return False
+        if delivery.workflow != self.workflow:  # an effect's own doing
+            return True
+        holder = await store.claim(self.workflow, BUDGET, queue.lease)
+        if holder is None:
+            left.error = Contended(
+                "the claim of a dead process does not lapse: does `make` give "
+                "the store the clock it was handed?",
+                workflow=self.workflow,
+            )
+            await queue.wake_at(delivery, clock.now() + PAUSE)
+            return True
+        runs: list[MortalRun] = []
+
+        async def body(run: Run[Any]) -> object:
+            runs.append(MortalRun.over(run, process))
+            return await self.body(runs[0])
+
+        try:
+            left.outcome = await resume(holder, store, body, now=clock.now)
+        except BaseException as error:
+            if process.died is not None or isinstance(error, asyncio.CancelledError):
+                raise
+            left.outcome, left.error = Sleeping("", clock.now() + PAUSE), error
+        left.reached = tuple(runs[0].reached) if runs else ()
+        await store.release(holder)
+        if isinstance(left.outcome, Sleeping):
+            await queue.wake_at(delivery, left.outcome.due)
+        else:
+            await queue.done(delivery)
+        return True
+
+    async def _records(self, durable: Durable[Any], seen: Seen) -> dict[str, object]:
+        """What is recorded, as far as two runs can be compared.
+
+        A deadline follows the clock, and a message's number what else was written: they stand as
+        what they are.
+        """
+        loaded = await durable.checkpointer.load(self.workflow)
+        inbox = sorted(key for key in loaded if key.startswith(INBOX))
+        names = {key: f"message {number}" for number, key in enumerate(inbox, 1)}
+        records: dict[str, object] = {}
+        for key, value in loaded.items():
+            kind = seen.kinds.get(key)
+            if kind == "sleep":
+                value = "a deadline"
+            elif kind in ("receive", "pending") and isinstance(value, str):
+                value = names.get(value, value)
+            records[names.get(key, key)] = value
+        return records
+
+
+@dataclass(slots=True)
+class _Answered:
+    """The world outside, which answers what the workflow waits for; it does not die."""
+
+    runs: _Runs
+    durable: Durable[Any]
+    keys: set[str] = field(default_factory=set)
+    messages: int = 0
+
+    async def by(self, reached: tuple[Suspended, ...]) -> bool:
+        """Whether anything was there to answer with."""
+        before = len(self.keys) + self.messages
+        for wait in reached:
+            if isinstance(wait, InputNeeded) and wait.key in self.runs.answers.keys() - self.keys:
+                self.keys.add(wait.key)
+                answer = self.runs.answers[wait.key]
+                await self.durable.arrive(self.runs.workflow, wait.key, answer)
+        listening = any(isinstance(wait, MessageNeeded) for wait in reached)
+        if listening and self.messages < len(self.runs.messages):
+            self.messages += 1
+            message = self.runs.messages[self.messages - 1]
+            await self.durable.deliver(self.runs.workflow, message)
+        return len(self.keys) + self.messages > before
+
+
+def _wait(clock: Clock, left: _Left) -> None:
+    """Until the workflow's deadline; `Unfinished` when there is nothing to wait for."""
+    if isinstance(left.outcome, Sleeping) and left.outcome.due > clock.now():
+        clock.advance(left.outcome.due - clock.now())
+    elif isinstance(left.outcome, Blocked):
+        keys = ", ".join(map(shown, left.outcome.keys))
+        raise Unfinished(f"it waits for {keys}, and neither answers nor messages hold more")
+    else:
+        raise Unfinished(f"nothing is ready although it has not ended: {_UNDER_ANOTHER_CLOCK}")
+
+
+def _differences(plain: _Ended, other: _Ended) -> list[tuple[str, str]]:
+    """What came out differently, and the sentence about it."""
+    if other.unfinished is not None:
+        return [("the end", other.unfinished)]
+    differences = []
+    if other.result != plain.result:
+        differences.append(
+            ("the result", f"the result was {shown(other.result)}, not {shown(plain.result)}")
+        )
+    for key in {**plain.records, **other.records}:
+        if key not in other.records:
+            differences.append((key, f"nothing was recorded under {shown(key)}"))
+        elif key not in plain.records:
+            differences.append((key, f"{shown(key)} was recorded, which is not without a crash"))
+        elif other.records[key] != plain.records[key]:
+            value, expected = shown(other.records[key]), shown(plain.records[key])
+            differences.append((key, f"{shown(key)} held {value}, not {expected}"))
+    return differences

@@ -1,0 +1,6 @@
+"""Stores that break one clause each, in a small way that somebody could have meant."""
+
+from . import both, claims, queue, records
+from .breaking import SABOTEURS
+
+__all__ = ["SABOTEURS", "both", "claims", "queue", "records"]

@@ -1,0 +1,174 @@
+"""The contract kit: it certifies every store there is, and catches every store that breaks one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.makes import Disk, Files, memory, memory_marks, over_file, sqlite_marks
+from kit.saboteurs import SABOTEURS
+from without_durability import MemoryCheckpointer, MemoryScheduler, SplitDurable, testing
+from without_durability.testing import (
+    CHECKS,
+    Certificate,
+    Clock,
+    NotApplicable,
+    Subject,
+    certify,
+    certifying,
+)
+
+CLAUSES = [
+    *(f"C{number}" for number in range(1, 20)),
+    *(f"S{number}" for number in range(1, 12)),
+    *(f"D{number}" for number in range(1, 5)),
+]
+
+
+def assert_certified(certificate: Certificate, *not_applicable: str) -> None:
+    assert certificate.passed, str(certificate)
+    assert [one.clause for one in certificate.verdicts] == CLAUSES
+    left_out = [one.clause for one in certificate.verdicts if one.state == "not applicable"]
+    assert left_out == list(not_applicable), str(certificate)
+
+
+async def test_the_memory_stores_are_certified() -> None:
+    assert_certified(await certify(memory, marks=memory_marks), "C11")
+
+
+async def test_a_file_is_certified(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    assert_certified(await certify(files.make, files.reopen, marks=sqlite_marks))
+
+
+async def test_two_databases_on_one_file_are_certified(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    assert_certified(await certify(files.make_two, files.reopen))
+
+
+async def test_a_store_in_memory_of_sqlite_is_certified() -> None:
+    certificate = await certify(lambda clock: over_file(":memory:", clock), marks=sqlite_marks)
+    assert_certified(certificate, "C11")
+
+
+def sabotaged(store: type) -> Any:
+    @asynccontextmanager
+    async def make(clock: Clock):
+        checkpointer, scheduler, durable = MemoryCheckpointer, MemoryScheduler, SplitDurable
+        if issubclass(store, MemoryCheckpointer):
+            checkpointer = store
+        elif issubclass(store, MemoryScheduler):
+            scheduler = store
+        else:
+            durable = store
+        yield durable(
+            checkpointer(clock=clock.seconds, now=clock.now), scheduler(clock=clock.seconds)
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("clause", "store", "saying"),
+    SABOTEURS,
+    ids=[f"{clause}-{store.__name__}" for clause, store, _ in SABOTEURS],
+)
+async def test_a_saboteur_is_caught_by_the_clause_it_breaks(
+    clause: str, store: type, saying: str
+) -> None:
+    with pytest.raises((AssertionError, ValueError, KeyError)) as caught:
+        await CHECKS[clause](Subject(sabotaged(store), marks=memory_marks))
+    assert saying in repr(caught.value), "it was caught for another reason"
+
+
+LOST = {
+    "C11": ["supply", "record", "append", "transact", "discard"],
+    "S1": ["make_ready"],
+    "D4": ["make_ready"],
+}
+
+
+@pytest.mark.parametrize(
+    ("clause", "lost"), [(clause, call) for clause, calls in LOST.items() for call in calls]
+)
+async def test_a_call_that_is_not_on_the_disk_when_it_returns_is_caught(
+    clause: str, lost: str
+) -> None:
+    kept, losing = Disk(), Disk(lost)
+    await CHECKS[clause](Subject(kept.make, kept.reopen))
+    with pytest.raises(AssertionError):
+        await CHECKS[clause](Subject(losing.make, losing.reopen))
+
+
+async def test_tokens_that_an_older_copy_would_repeat_are_caught() -> None:
+    disk = Disk()
+    certificate = await certify(disk.make, disk.reopen)
+    (broken,) = certificate.failed
+    assert broken.clause == "C3"
+    assert "does not follow the time" in broken.why
+
+
+def test_every_clause_has_a_check_and_a_saboteur() -> None:
+    assert list(CHECKS) == CLAUSES
+    assert {clause for clause, _, _ in SABOTEURS} | LOST.keys() == set(CLAUSES)
+    for clause, check in CHECKS.items():
+        assert check.__name__.startswith(f"check_{clause.lower()}_")
+        assert getattr(testing, check.__name__) is check
+
+
+async def test_a_store_that_commits_no_effects_is_certified_without_them() -> None:
+    class NoEffects(MemoryCheckpointer):
+        async def transact(self, holder, key, effect):
+            raise NotImplementedError
+
+    certificate = await certify(sabotaged(NoEffects))
+    assert_certified(certificate, "C11", "C12")
+
+
+async def test_a_check_that_hangs_has_failed_and_the_others_go_on(monkeypatch) -> None:
+    class NeverLoads(MemoryCheckpointer):
+        async def load(self, workflow):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(certifying, "HANG", 0.05)
+    certificate = await certify(sabotaged(NeverLoads))
+    assert certificate["C1"].why == "it did not end within 0.05 s"
+    assert certificate["C15"].state == "passed"
+
+
+async def test_whatever_a_store_raises_is_a_verdict() -> None:
+    class Broken(MemoryCheckpointer):
+        async def load(self, workflow):
+            raise ZeroDivisionError("of its own")
+
+    certificate = await certify(sabotaged(Broken))
+    assert not certificate.passed
+    assert certificate["C1"].state == "failed"
+    assert "ZeroDivisionError('of its own')" in certificate["C1"].why
+
+
+async def test_a_certificate_reads_as_a_line_for_each_clause() -> None:
+    class Unsorted(MemoryCheckpointer):
+        async def load(self, workflow):
+            return dict(reversed((await super().load(workflow)).items()))
+
+    lines = str(await certify(sabotaged(Unsorted))).splitlines()
+    assert lines[0] == "C1  failed          load keeps the order of first writing"
+    assert lines[1].startswith("    load gave [")
+    assert "D4  passed          what is half done can be asked for again" in lines
+
+
+async def test_a_check_can_be_run_by_itself() -> None:
+    subject = Subject(memory)
+    await testing.check_c15_release_frees_at_once_and_keeps_the_token(subject)
+    with pytest.raises(NotApplicable):
+        await testing.check_c11_what_has_returned_is_durable(subject)
+
+
+async def test_a_clause_there_is_not_has_no_verdict() -> None:
+    with pytest.raises(KeyError):
+        Certificate(())["C99"]
