@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A block, and what it prints where that stands right below it.
+BLOCK = re.compile(
+    r"^```(python|sh)\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 
 
@@ -25,7 +28,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def blocks(page: Path) -> list[tuple[str, str]]:
+def blocks(page: Path) -> list[tuple[str, str, str]]:
     return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
@@ -33,7 +36,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("the shell blocks and signal handlers of the pages are POSIX")
-    for language, block in blocks(page):
+    for language, block, printed in blocks(page):
         if language == "sh":  # what a reader would type next, who has run nothing yet
             for left in tmp_path.glob("*.db*"):
                 left.unlink()
@@ -51,6 +54,8 @@ def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
             timeout=50,
         )
         assert done.returncode == 0, f"{page.name}:\n{block}\n{done.stdout}{done.stderr}"
+        if printed:
+            assert done.stdout == printed, f"{page.name}:\n{block}\nprinted\n{done.stdout}"
         if "kill -9" in block:
             said = done.stdout.splitlines()
             assert said.count("collecting") == 1, "a recorded step ran again after the kill"
@@ -58,7 +63,7 @@ def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 def test_the_readme_shows_a_workflow_with_its_worker_in_under_thirty_lines() -> None:
-    (language, block), *_ = blocks(ROOT / "README.md")
+    (language, block, _), *_ = blocks(ROOT / "README.md")
     assert language == "python"
     assert "work(" in block
     assert len(block.splitlines()) < 30
