@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from .interfaces import Durable
@@ -24,6 +24,9 @@ RENEWALS = 3
 
 PARTING = timedelta(seconds=2)
 """How long a worker that is being stopped asks a store that refuses to take something back."""
+
+LAST_WORD = 3 * PARTING
+"""How long it waits for a store that does not answer at all, an effect being stuck inside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +113,12 @@ class Attempt:
     async def abandon(self) -> None:
         """Release the claim and make an unanswered delivery visible at once, as far as one can."""
         try:
-            await self._ask(self._release, "release", PARTING)
-            if not self._answered:
-                now = self._policy.now()
-                await self._wake_at(now, PARTING)
-                await self._policy.durable.scheduler.wake_due(now)
+            async with asyncio.timeout(LAST_WORD.total_seconds()):
+                await self._ask(self._release, "release", PARTING)
+                if not self._answered:
+                    now = self._policy.now()
+                    await self._wake_at(now, PARTING)
+                    await self._policy.durable.scheduler.wake_due(now)
         except Exception as error:
             logger.warning("workflow %s was not handed back: %r", shown(self.workflow), error)
 
@@ -265,7 +269,12 @@ class Attempt:
 
     async def _look_again(self, pause: timedelta) -> None:
         await self._ask(self._release, "release")
-        await self._wake_at(self._policy.now() + pause)
+        now = self._policy.now()
+        try:
+            later = now + pause
+        except OverflowError:
+            later = datetime.max.replace(tzinfo=UTC)
+        await self._wake_at(later)
 
     async def _wake_at(self, when: datetime, patience: timedelta | None = None) -> None:
         async def answer() -> None:

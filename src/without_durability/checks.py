@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from datetime import datetime
 
-from .values import INBOX, INBOX_SUPPLIED, inbox_key, inbox_position, shown
+from .values import INBOX, INBOX_SUPPLIED, Delivery, inbox_key, inbox_position, shown
 
 
 def check_text(name: str, text: str) -> None:
@@ -21,6 +21,13 @@ def check_text(name: str, text: str) -> None:
         raise ValueError(
             f"{name} {shown(text)} cannot be stored as UTF-8: {error.reason}"
         ) from None
+
+
+def check_delivery(delivery: Delivery) -> None:
+    """`TypeError` or `ValueError` for what no taker was given; any text may be a receipt."""
+    check_text("workflow", delivery.workflow)
+    if not isinstance(delivery.receipt, str):
+        raise TypeError(f"receipt must be a str, not {type(delivery.receipt).__name__}")
 
 
 def check_step_key(key: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from .checks import (
     check_aware,
+    check_delivery,
     check_step_key,
     check_supplied_key,
     check_synchronous,
@@ -122,6 +123,7 @@ class MemoryCheckpointer:
 
     async def record(self, holder: Pass, key: str, value: object) -> Recorded:
         check_step_key(key)
+        check_text("workflow", holder.workflow)
         encoding, back = encoded(self.codec, holder.workflow, key, value)
         self._sign_of_life(holder)
         stored = self._written(holder.workflow, key, encoding)
@@ -221,6 +223,9 @@ class MemoryScheduler:
     lease: timedelta = LEASE
     _: KW_ONLY
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+    _waiting: set[asyncio.Future[None]] = field(
+        init=False, default_factory=set, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         check_duration("lease", self.lease)
@@ -234,6 +239,9 @@ class MemoryScheduler:
             await self.cancel(workflow)
             self.queue.append(workflow)
         self.arrived.set()
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
 
     async def schedule(self, workflow: str, visible_at: datetime) -> None:
         """Move the workflow to `visible_at`, whatever its state: an unconditional move (S10)."""
@@ -263,11 +271,13 @@ class MemoryScheduler:
             remaining = deadline - loop.time()
             if remaining <= 0:
                 return None
+            # A future of the caller's own loop: an event belongs to the first that waited on it.
+            arrival = loop.create_future()
+            self._waiting.add(arrival)
             try:
-                async with asyncio.timeout(min(remaining, self._until_next_lapse())):
-                    await self.arrived.wait()
-            except TimeoutError:
-                continue
+                await asyncio.wait((arrival,), timeout=min(remaining, self._until_next_lapse()))
+            finally:
+                self._waiting.discard(arrival)
         return delivery
 
     async def reclaim(self, idle: timedelta) -> Delivery | None:
@@ -284,7 +294,7 @@ class MemoryScheduler:
 
     async def holds(self, delivery: Delivery) -> bool:
         """Whether the delivery is still out under its receipt."""
-        check_text("workflow", delivery.workflow)
+        check_delivery(delivery)
         held = self.outstanding.get(delivery.workflow)
         return held is not None and held[0] == delivery
 

@@ -42,7 +42,7 @@ class Fenced(Interruption):
 def fenced(holder: Pass) -> Fenced:
     """The refusal of a write by a pass that is not the newest (C9)."""
     return Fenced(
-        f"the pass with token {holder.token} over workflow {shown(holder.workflow)} "
+        f"the pass with token {shown(holder.token)} over workflow {shown(holder.workflow)} "
         "is not the newest: its write is refused",
         workflow=holder.workflow,
         token=holder.token,

@@ -117,6 +117,7 @@ def waking(
 
     async def wake(moments: AsyncIterable[datetime]) -> None:
         async for moment in moments:
+            check_aware("moment", moment)
             await persist(scheduler, partial(scheduler.wake_due, moment), "a wake-up of sleepers")
 
     return wake

@@ -9,6 +9,9 @@ from typing import TypeAlias
 from .errors import operational_error
 from .rows import rows
 
+COMPANIONS = ("-wal", "-shm")
+"""What SQLite adds to a file's name for its write-ahead log and the index of that."""
+
 Identity: TypeAlias = tuple[int, int]
 """What tells one file from another at the same path: device and inode."""
 
@@ -35,20 +38,25 @@ class OpenFile:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.path = main_file(connection)
         self.identity = identity(self.path)
-        self._log: Identity | None = None
+        self._companions: tuple[Identity | None, ...] = (None,) * len(COMPANIONS)
 
     def check(self) -> None:
         """Raise when the path no longer leads to the file that is open: writes would be lost.
 
-        So would they when its write-ahead log is gone, which is there from the first use on.
+        So would they when its write-ahead log or the index of that is gone, which are there from
+        the first use on.
         """
         if not self.path:  # in memory: there is nothing to lose sight of
             return
-        log = identity(f"{self.path}-wal")
-        if identity(self.path) != self.identity or (self._log is not None and log != self._log):
+        companions = tuple(identity(self.path + companion) for companion in COMPANIONS)
+        lost = any(
+            known is not None and found != known
+            for known, found in zip(self._companions, companions, strict=True)
+        )
+        if lost or identity(self.path) != self.identity:
             raise operational_error(
                 f"{self.path} or its write-ahead log has been deleted or replaced since it was "
                 "opened: nothing written now would be found again",
                 "SQLITE_READONLY_DBMOVED",
             )
-        self._log = log
+        self._companions = companions

@@ -14,7 +14,7 @@ from without_durability.durations import Milliseconds
 from without_durability.values import shown
 
 from .errors import is_busy, naming, operational_error
-from .files import OpenFile, identity
+from .files import COMPANIONS, OpenFile, identity
 from .rows import rows
 from .thread import DatabaseThread, check_not_inherited
 
@@ -80,6 +80,7 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
     """
     if not isinstance(connection, sqlite3.Connection):
         raise TypeError(f"a Database needs a sqlite3.Connection, not {type(connection).__name__}")
+    check_sqlite()
     try:
         open_transaction = connection.in_transaction
     except sqlite3.ProgrammingError as error:
@@ -96,7 +97,8 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
             raise ValueError("the connection has a transaction open: in_transaction is True")
         thread.file = OpenFile(connection)
         check_not_inherited(thread.file.identity)
-        _check_full_sync(connection, thread.file)
+        if thread.file.path:
+            _check_durable(connection)
     except BaseException:
         thread.stop()
         raise
@@ -115,11 +117,17 @@ def _check_modes(connection: sqlite3.Connection) -> None:
         )
 
 
-def _check_full_sync(connection: sqlite3.Connection, file: OpenFile) -> None:
-    """`ValueError` for a file whose commits do not wait for the disk."""
+def _check_durable(connection: sqlite3.Connection) -> None:
+    """`ValueError` for a file whose commits do not wait for the disk, or are not undone by it."""
     ((level,),) = rows(connection, "PRAGMA synchronous")
-    if file.path and level < 2:
+    if level < 2:
         raise ValueError(f"the connection has PRAGMA synchronous = {level}: FULL is needed")
+    ((mode,),) = rows(connection, "SELECT CAST(journal_mode AS BLOB) FROM pragma_journal_mode")
+    if mode.lower() in (b"off", b"memory"):
+        raise ValueError(
+            f"the connection has PRAGMA journal_mode = {mode.decode()}: a transaction cut short "
+            "would stay half-done in the file"
+        )
 
 
 def _check_timeout(timeout: Milliseconds) -> None:
@@ -151,6 +159,12 @@ def _checked_path(path: Path | str) -> str:
         raise sqlite3.DatabaseError(f"cannot open {name}: file is not a database")
     if os.path.exists(name) and not os.access(name, os.R_OK | os.W_OK):
         raise _cannot_open(name, "the file cannot be read and written (permission denied)")
+    for companion in COMPANIONS:
+        beside = name + companion
+        if os.path.isdir(beside):
+            raise _cannot_open(name, f"{beside} is a folder, and SQLite keeps a file there")
+        if os.path.exists(beside) and not os.access(beside, os.R_OK | os.W_OK):
+            raise _cannot_open(name, f"{beside} cannot be read and written (permission denied)")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _cannot_open(
             name,

@@ -22,9 +22,10 @@ class Receipt(NamedTuple):
         """The receipt behind an opaque text; under one not made here no row ever stands."""
         visible_at, _, nonce = text.partition(" ")
         try:
+            nonce.encode("ascii")
             return cls(float(visible_at), nonce)
         except ValueError:
-            return cls(float("nan"), nonce)
+            return cls(float("nan"), "")
 
     def __str__(self) -> str:
         return f"{self.visible_at!r} {self.nonce}"

@@ -15,6 +15,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from without_durability.checks import (
     check_aware,
+    check_delivery,
     check_step_key,
     check_supplied_key,
     check_text,
@@ -51,7 +53,7 @@ from .receipts import Receipt
 from .rows import as_holder, as_milliseconds, as_seconds, rows, text, written_at
 from .schema import SCHEMA
 from .thread import PATIENCE, DatabaseThread, Job
-from .transactions import check_not_async, committed, fenced_in, handed_over
+from .transactions import check_not_async, committed, fenced_in, handed_over, roll_back
 
 __all__ = [
     "BUSY_TIMEOUT",
@@ -81,11 +83,14 @@ BUSY_TIMEOUT = Milliseconds(5000)
 POLL = timedelta(milliseconds=50)
 """How often a waiting `next_ready` looks at the queue."""
 
+_CLOCKS_APART = 1.0
+"""Seconds that two clocks of one machine may differ by."""
+
 _GRACE = 0.5
 """Seconds that a look and a take get, however short the wait that was asked for."""
 
-_EARLIEST, _TOO_LATE = -62135596800, 253402300800
-"""Unix seconds between which a `datetime` can hold them."""
+_TOO_LATE = 253402300800
+"""The first Unix second that no `datetime` can hold."""
 
 logger = logging.getLogger("without_durability_sqlite")
 
@@ -197,14 +202,15 @@ SELECT EXISTS (SELECT 1 FROM workflow_queue
                WHERE namespace = :namespace AND visible_at <= :now)
     OR EXISTS (SELECT 1 FROM workflow_queue INDEXED BY workflow_queue_taken_for
                WHERE namespace = :namespace AND taken_for IS NOT NULL
-               AND visible_at > :now + 1 AND visible_at > :now + taken_for + 1)"""
+               AND visible_at > :now AND visible_at > :now + taken_for + (taken_for > 0))"""
 
 # Rows that lie further ahead than they may: the clock was set back. A taken one's receipt no
 # longer stands after it, so a second's grace leaves a clock's small steps alone.
 CLAMP_TAKEN = """
 UPDATE workflow_queue INDEXED BY workflow_queue_taken_for SET visible_at = :now + taken_for
 WHERE namespace = :namespace AND taken_for IS NOT NULL
-  AND visible_at > :now + 1 AND visible_at > :now + taken_for + 1"""
+  AND visible_at > :now AND visible_at > :now + taken_for + (taken_for > 0)
+RETURNING CAST(workflow AS BLOB)"""
 
 # The row visible longest, one lease ahead from here on. No row: nothing is visible.
 TAKE = """
@@ -291,6 +297,7 @@ class Database:
 
         def handed(job: Job[T]) -> T:
             self._thread.check_file()
+            roll_back(self.connection)
             return self._thread.foreign(lambda: handed_over(self.connection, work))
 
         return await self._performed(handed)
@@ -306,6 +313,7 @@ class Database:
         def looked(job: Job[T]) -> T:
             job.begin()
             self._thread.check_file()
+            roll_back(self.connection)  # should an earlier write's rollback have failed
             return self._thread.foreign(lambda: look(self.connection))
 
         return await self._performed(looked, within=within)
@@ -344,8 +352,8 @@ class Database:
     def _now(self) -> float:
         """The clock's reading; `ValueError` for one that is no moment."""
         now = self.clock()
-        if not _EARLIEST <= now < _TOO_LATE:
-            raise ValueError(f"the database's clock reads {now!r}, which is no moment")
+        if not 0 <= now < _TOO_LATE:
+            raise ValueError(f"the database's clock reads {now!r}, which is no moment since 1970")
         return now
 
     def _apply(self, cursor: sqlite3.Cursor, effect: Callable[[sqlite3.Cursor], T]) -> T:
@@ -486,15 +494,12 @@ class SqliteCheckpointer:
         asked = as_holder(holder)
         encoding, back = self._encoded(holder.workflow, key, value)
 
-        def operation(cursor: sqlite3.Cursor, now: float) -> str:
+        def operation(cursor: sqlite3.Cursor, now: float) -> Recorded:
             if not _touched(cursor, SIGN_OF_LIFE, asked | {"now": now}):
                 raise fenced(holder)
-            return _written(cursor, now, holder.workflow, key, encoding)
+            return self._standing(cursor, now, holder.workflow, key, encoding, back)
 
-        stored = await self.database._write(operation)
-        if stored == encoding:
-            return Recorded(back, first=True)
-        return Recorded(decoded(self.codec, holder.workflow, key, stored), first=False)
+        return await self.database._write(operation)
 
     async def transact(self, holder: Pass, key: str, effect: SqliteEffect) -> object:
         check_step_key(key)
@@ -517,15 +522,29 @@ class SqliteCheckpointer:
         return await self.database._write(operation)
 
     async def supply(self, workflow: str, key: str, value: object) -> object:
-        stored = await self.database._write(self._supplying(workflow, key, value))
-        return decoded(self.codec, workflow, key, stored)
+        return await self.database._write(self._supplying(workflow, key, value))
 
-    def _supplying(self, workflow: str, key: str, value: object) -> Operation[str]:
-        """`supply` as part of a transaction; what is stored, encoded."""
+    def _supplying(self, workflow: str, key: str, value: object) -> Operation[object]:
+        """`supply` as part of a transaction; what is stored."""
         check_text("workflow", workflow)
         check_supplied_key(key)
-        encoding, _ = self._encoded(workflow, key, value)
-        return lambda cursor, now: _written(cursor, now, workflow, key, encoding)
+        encoding, back = self._encoded(workflow, key, value)
+        return lambda cursor, now: self._standing(cursor, now, workflow, key, encoding, back).value
+
+    def _standing(
+        self,
+        cursor: sqlite3.Cursor,
+        now: float,
+        workflow: str,
+        key: str,
+        encoding: str,
+        back: object,
+    ) -> Recorded:
+        """Write unless the key is recorded; what stands under it, decoded before the commit."""
+        stored = _written(cursor, now, workflow, key, encoding)
+        if stored == encoding:
+            return Recorded(back, first=True)
+        return Recorded(decoded(self.codec, workflow, key, stored), first=False)
 
     async def append(self, workflow: str, value: object) -> Entry:
         return await self.database._write(self._appending(workflow, value))
@@ -610,7 +629,8 @@ class SqliteScheduler:
 
         def operation(cursor: sqlite3.Cursor, now: float) -> bool:
             when = now if self.now is now_utc else as_seconds("now", self.now())
-            return _touched(cursor, MAKE_READY, asked | _visible_from(when, now))
+            # A clock of the caller's own may run a little ahead: that is ready all the same (S11).
+            return _touched(cursor, MAKE_READY, asked | _visible_from(when, now, _CLOCKS_APART))
 
         return operation
 
@@ -700,6 +720,7 @@ class SqliteScheduler:
         return {"namespace": self.namespace, "workflow": workflow}
 
     def _held(self, delivery: Delivery) -> dict[str, Any]:
+        check_delivery(delivery)
         return self._row(delivery.workflow) | Receipt.parsed(delivery.receipt)._asdict()
 
     def _look(self, connection: sqlite3.Connection) -> bool:
@@ -713,7 +734,9 @@ class SqliteScheduler:
             "until": now + self.lease_seconds,
             "lease": self.lease_seconds,
         }
-        cursor.execute(CLAMP_TAKEN, asked)
+        for (raw,) in cursor.execute(CLAMP_TAKEN, asked).fetchall():
+            with suppress(UnicodeDecodeError):  # the claim's deadlines lie as far ahead
+                cursor.execute(CLAMP_CLAIM, {"workflow": raw.decode(), "now": now})
         while True:
             receipt = Receipt.until(now + self.lease_seconds)
             taken = cursor.execute(TAKE, asked | {"nonce": receipt.nonce}).fetchall()
@@ -752,10 +775,9 @@ class SqliteDurable:
 
     async def arrive(self, workflow: str, key: str, value: object) -> object:
         check_step_key(key)
-        stored = await self._together(
+        return await self._together(
             self.checkpointer._supplying(workflow, key, value), self.scheduler._readying(workflow)
         )
-        return decoded(self.checkpointer.codec, workflow, key, stored)
 
     async def deliver(self, workflow: str, value: object) -> Entry:
         return await self._together(
@@ -778,13 +800,13 @@ class SqliteDurable:
         return await self.checkpointer.database._write(operation)
 
 
-def _visible_from(moment: float, now: float) -> dict[str, float | None]:
-    """Visible from a moment on, which counts as now within a second of it.
+def _visible_from(moment: float, now: float, ahead: float = 0) -> dict[str, float | None]:
+    """Visible from a moment on; ready, if that lies no more than `ahead` seconds ahead.
 
-    `ahead` 0 lets `CLAMP_TAKEN` bring the row back when the clock is set back; a sleeper's
+    What is ready has `ahead` 0, which lets `CLAMP_TAKEN` bring it back to the present; a sleeper's
     `None` keeps its moment.
     """
-    return {"when": moment, "ahead": 0 if moment <= now + 1 else None}
+    return {"when": moment, "ahead": 0 if moment <= now + ahead else None}
 
 
 def _touched(cursor: sqlite3.Cursor, statement: str, asked: dict[str, Any]) -> bool:

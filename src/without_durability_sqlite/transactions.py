@@ -8,7 +8,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Self, TypeVar
 
 from without_durability.checks import check_synchronous
@@ -27,8 +27,8 @@ class FencedCursor(sqlite3.Cursor):
     before that is not asked about either: it would commit by itself.
     """
 
-    made: weakref.WeakSet[FencedCursor]
-    """Every cursor of the same effect: none of them outlives it."""
+    made: weakref.WeakSet[Any]
+    """Every cursor and blob of the same effect: none of them outlives it."""
 
     @property
     def connection(self) -> Any:
@@ -53,7 +53,7 @@ class FencedConnection:
     It stands for a `sqlite3.Connection` and is none: `isinstance` says so.
     """
 
-    def __init__(self, connection: sqlite3.Connection, made: weakref.WeakSet[FencedCursor]) -> None:
+    def __init__(self, connection: sqlite3.Connection, made: weakref.WeakSet[Any]) -> None:
         object.__setattr__(self, "_connection", connection)  # our own __setattr__ writes through
         object.__setattr__(self, "_made", made)
 
@@ -70,6 +70,11 @@ class FencedConnection:
 
     def executemany(self, *arguments: Any) -> sqlite3.Cursor:
         return self.cursor().executemany(*arguments)
+
+    def blobopen(self, *arguments: Any, **named: Any) -> sqlite3.Blob:
+        blob = self._connection.blobopen(*arguments, **named)
+        self._made.add(blob)
+        return blob  # type: ignore[no-any-return]
 
     def __enter__(self) -> Self:
         return self
@@ -93,20 +98,26 @@ def committed(connection: sqlite3.Connection, operation: Callable[[sqlite3.Curso
     disk) is not attempted again, and no failing rollback hides what went wrong.
     """
     modes = _state(connection, _MODES)
+    roll_back(connection)
     try:
         connection.execute("BEGIN IMMEDIATE")
-        cursor = connection.cursor()
-        cursor.row_factory = None
-        value = operation(cursor)
+        with closing(connection.cursor()) as cursor:  # a statement left half-read blocks the end
+            cursor.row_factory = None
+            value = operation(cursor)
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:
-            with suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
+        with suppress(Exception):
+            roll_back(connection)
         raise
     finally:
         _restore(connection, modes)
     return value
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """End a transaction that is open, also one that an earlier attempt failed to end."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def fenced_in(connection: sqlite3.Connection, effect: Callable[[sqlite3.Cursor], T]) -> T:
@@ -127,7 +138,7 @@ def fenced_in(connection: sqlite3.Connection, effect: Callable[[sqlite3.Cursor],
     check_not_async(effect)
     state = _state(connection, _FACTORIES)
     connection.set_authorizer(authorize)
-    made: weakref.WeakSet[FencedCursor] = weakref.WeakSet()
+    made: weakref.WeakSet[Any] = weakref.WeakSet()
     try:
         result = effect(FencedConnection(connection, made).cursor())
         check_synchronous(result)
@@ -136,8 +147,8 @@ def fenced_in(connection: sqlite3.Connection, effect: Callable[[sqlite3.Cursor],
             raise RuntimeError(_ENDED) from error
         raise
     finally:
-        for cursor in made:
-            cursor.close()
+        for one in made:
+            one.close()
         connection.set_authorizer(None)
         _restore(connection, state)
     if tried or not connection.in_transaction:
@@ -154,26 +165,47 @@ _ENDED = (
 def handed_over(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
     """Run `work` on the connection and take the connection back as it was handed over.
 
-    A transaction left open is rolled back, with a `RuntimeError` where `work` raised nothing.
+    A transaction left open is rolled back, with a `RuntimeError` where `work` raised nothing; so
+    does a statement left half-read, which would block later writes, end with an error.
     """
     state = _state(connection, _FACTORIES + _MODES)
-    left_open = False
+    was_reading = _is_reading(connection)
     try:
         result = work(connection)
         check_synchronous(result)
+        left_open = connection.in_transaction
+        roll_back(connection)
+        if not was_reading and _is_reading(connection):
+            del result  # and with it, most likely, the cursor
+            raise RuntimeError(
+                "the work left a cursor half-read or a blob open, which blocks later writes: fetch "
+                "all rows, or close it"
+            )
     except BaseException as error:
         let_go(error)
+        with suppress(Exception):
+            roll_back(connection)
         raise
     finally:
-        if connection.in_transaction:
-            left_open = True
-            connection.execute("ROLLBACK")
         _restore(connection, state)
     if left_open:
         raise RuntimeError(
             "the work left a transaction open, which was rolled back: commit it, or use transacted"
         )
     return result
+
+
+def _is_reading(connection: sqlite3.Connection) -> bool:
+    """Whether a statement is under way: SQLite then refuses to replace a collation."""
+    try:
+        connection.create_collation("without_durability", _collate)
+    except sqlite3.OperationalError:
+        return True
+    return False
+
+
+def _collate(one: str, other: str) -> int:
+    return (one > other) - (one < other)
 
 
 def check_not_async(work: Callable[..., object]) -> None:

@@ -14,8 +14,15 @@ from typing import Any
 import pytest
 
 from children import Ended
-from without_durability import Delivery, Pass
-from without_durability_sqlite import Database, SqliteCheckpointer, SqliteDurable, SqliteScheduler
+from older_files import shape
+from without_durability import Delivery, Pass, claimed, ready
+from without_durability_sqlite import (
+    Database,
+    SqliteCheckpointer,
+    SqliteDurable,
+    SqliteScheduler,
+    migrate,
+)
 
 MIN = timedelta(minutes=1)
 LATER = datetime(2031, 1, 1, tzinfo=UTC)
@@ -180,6 +187,26 @@ async def test_k3_a_wakeup_during_a_cancelled_take_is_not_lost(
     assert await scheduler.next_ready(timedelta(0)) is None
 
 
+@AT_ANY_MOMENT
+async def test_k3_ready_keeps_no_delivery_of_a_cancelled_caller(
+    cancel_midway: CancelMidway, durable: SqliteDurable
+) -> None:
+    async def delivered() -> Delivery:
+        return await anext(ready(durable.scheduler, timedelta(seconds=5)))
+
+    await durable.scheduler.make_ready("w")
+    await cancel_midway(delivered)
+    assert await durable.scheduler.next_ready(timedelta(0)) is not None, "nobody holds it"
+
+
+@AT_ANY_MOMENT
+async def test_k3_claimed_grants_nothing_to_a_cancelled_caller(
+    cancel_midway: CancelMidway, checkpointer: SqliteCheckpointer
+) -> None:
+    await cancel_midway(lambda: claimed(checkpointer, "z"))
+    assert await checkpointer.claim("z", 5 * MIN, MIN) is not None, "nobody owns the claim"
+
+
 async def test_k3_in_memory_a_take_cancelled_as_its_wakeup_arrives_leaves_it_there(
     stores: Any,
 ) -> None:
@@ -251,6 +278,20 @@ async def test_k4_a_write_cancelled_after_it_began_happened_whole(
         assert after["workflow_checkpoint"] == after["workflow_queue"] == []
 
 
+@AT_ANY_MOMENT
+async def test_k4_a_cancelled_migration_makes_every_table_or_none(
+    moment: str, cancel_midway: CancelMidway, database: Database, other: sqlite3.Connection
+) -> None:
+    made = shape(other)
+    for kind, name, _ in made:
+        if kind == "table":
+            other.execute(f"DROP TABLE {name}")
+    await cancel_midway(lambda: migrate(database))
+    assert shape(other) == (made if moment in BEGUN else [])
+    await migrate(database)
+    assert shape(other) == made
+
+
 async def test_k4_a_message_sent_again_after_a_timeout_is_there_once(
     durable: SqliteDurable, other: sqlite3.Connection
 ) -> None:
@@ -293,6 +334,46 @@ async def test_k2_what_supply_acknowledged_survives_the_failing_effect_before_it
     assert await checkpointer.load("w") == {}
     assert other.execute("SELECT * FROM app").fetchall() == []
     assert isinstance(reported[0]["exception"], LookupError), "the effect's error went nowhere"
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("through", ["transact", "run"])
+async def test_k2_what_any_call_acknowledged_survives_what_failed_before_it(
+    through: str, write: str, durable: SqliteDurable, other: sqlite3.Connection
+) -> None:
+    checkpointer = durable.checkpointer
+    holder, delivery = await begun(durable)
+    failing = await checkpointer.claim("x", 5 * MIN, MIN)
+    assert failing is not None
+    other.execute("CREATE TABLE app (id INTEGER)")
+    inside, leave = threading.Event(), threading.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+
+    def fails(cursor: Any) -> None:
+        cursor.execute("INSERT INTO app VALUES (1)")
+        inside.set()
+        leave.wait(10)
+        raise LookupError("the effect's own")
+
+    def fails_by_hand(connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN")
+        fails(connection)
+
+    before = contents(other)
+    if through == "transact":
+        first = asyncio.ensure_future(checkpointer.transact(failing, "k", fails))
+    else:
+        first = asyncio.ensure_future(checkpointer.database.run(fails_by_hand))
+    await asyncio.to_thread(inside.wait, 10)
+    await cancelled(first)
+    acknowledged = asyncio.ensure_future(WRITES[write](durable, holder, delivery))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert contents(other) == before, "a write entered somebody else's transaction"
+    leave.set()
+    await acknowledged
+    assert contents(other) != before, "what was acknowledged is not in the file"
+    assert other.execute("SELECT * FROM app").fetchall() == []
 
 
 SLOW = """
@@ -352,6 +433,29 @@ asyncio.run(main())
 assert left == [True, "closed"], left
 """
 
+WORKER_TORN_DOWN = """
+async def body(run):
+    await (run.transact("k", slow, str) if arguments[1] == "transact" else db.run(slow))
+
+async def background():
+    await opened()
+    await s.make_ready("w")
+    try:
+        async with db:
+            await work(d, body)
+    finally:
+        assert left, "aclose returned with the thread inside"
+        left.append("closed")
+
+async def main():
+    task = asyncio.create_task(background())
+    await until_inside()
+    return task
+
+asyncio.run(main())
+assert left == [True, "closed"], left
+"""
+
 CANCELLED_WHILE_CLOSING = """
 async def main():
     await opened()
@@ -388,8 +492,20 @@ assert left, "aclose returned with the thread inside"
 )
 @pytest.mark.parametrize(
     "program",
-    [CLOSED_AFTER_CANCELLING_ALL, CLOSED_BY_TEARDOWN, CANCELLED_WHILE_CLOSING, LOOP_CLOSED],
-    ids=["all tasks cancelled", "torn down", "cancelled while closing", "loop closed"],
+    [
+        CLOSED_AFTER_CANCELLING_ALL,
+        CLOSED_BY_TEARDOWN,
+        WORKER_TORN_DOWN,
+        CANCELLED_WHILE_CLOSING,
+        LOOP_CLOSED,
+    ],
+    ids=[
+        "all tasks cancelled",
+        "torn down",
+        "worker torn down",
+        "cancelled while closing",
+        "loop closed",
+    ],
 )
 def test_k1_closing_waits_for_the_thread_to_leave_the_connection(
     program: str,

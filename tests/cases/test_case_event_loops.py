@@ -7,11 +7,22 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from thread_gates import CALLS, Gate, in_time, own_guard, own_guard_only, plain_lock, twenty
-from without_durability_sqlite import Database, SqliteCheckpointer, SqliteScheduler, migrate
+from gated import Watched, completing, turns, working
+from thread_gates import CALLS, HANG, Gate, in_time, own_guard, own_guard_only, plain_lock, twenty
+from without_durability import MemoryScheduler, SplitDurable, work
+from without_durability_sqlite import (
+    Database,
+    SqliteCheckpointer,
+    SqliteEffect,
+    SqliteScheduler,
+    connect,
+    migrate,
+)
 
 
 def test_k24_one_database_serves_one_loop_after_another(loopless: Database) -> None:
@@ -97,6 +108,63 @@ def test_k24_two_loops_at_once_neither_hang_nor_half_write(loopless: Database) -
     assert records == [(outcomes.count("written"),)]
 
 
+def durable_over(database: Database) -> tuple[Watched, SplitDurable[SqliteEffect]]:
+    watched = Watched(SqliteScheduler(database, poll=timedelta(milliseconds=5)))
+    return watched, SplitDurable(SqliteCheckpointer(database), watched)
+
+
+@own_guard_only
+def test_k24_a_worker_in_a_second_loop_ends_with_the_refusal_and_the_first_goes_on(
+    loopless: Database,
+) -> None:
+    watched, durable = durable_over(loopless)
+
+    async def elsewhere() -> None:
+        with pytest.raises(RuntimeError, match="running event loop"):
+            await in_time(work(durable, completing))
+
+    async def first() -> None:
+        async with working(durable, completing) as worker:
+            for workflow in "ab":
+                await watched.make_ready(workflow)
+                assert await watched.answers.get() == (workflow, None)
+                await asyncio.to_thread(asyncio.run, elsewhere())
+            assert not worker.done()
+
+    asyncio.run(first())
+
+
+@own_guard_only
+def test_k24_one_worker_after_another_each_in_a_loop_of_its_own(loopless: Database) -> None:
+    for workflow in "abc":
+        watched, durable = durable_over(loopless)
+
+        async def serves(watched: Watched, durable: Any, workflow: str) -> None:
+            async with working(durable, completing):
+                await watched.make_ready(workflow)
+                assert await watched.answers.get() == (workflow, None)
+
+        asyncio.run(serves(watched, durable, workflow))
+
+
+def test_k24_two_loops_at_once_with_a_database_each_share_one_file(path: Path) -> None:
+    together = threading.Barrier(2, timeout=HANG)
+    counts: list[int] = []
+
+    async def serves(name: str) -> None:
+        async with connect(path) as database:
+            await migrate(database)
+            together.wait()
+            counts.append(await twenty(database, name))
+
+    threads = [threading.Thread(target=asyncio.run, args=(serves(name),)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG)
+    assert counts == [20, 20]
+
+
 def leave_a_call_inside(database: Database) -> Gate:
     """A loop that ends, cancelling its task, while the call of it is inside."""
     gate = Gate()
@@ -135,3 +203,18 @@ def test_k24_what_an_ended_loop_left_behind_blocks_no_later_one(
     timer.start()
     assert asyncio.run(twenty(loopless, "a")) == 20
     timer.join()
+
+
+def test_k24_a_memory_scheduler_serves_one_loop_after_another() -> None:
+    scheduler = MemoryScheduler()
+
+    async def waits() -> None:
+        waiting = asyncio.create_task(scheduler.next_ready(timedelta(seconds=5)))
+        await turns()
+        await scheduler.make_ready("w")
+        delivery = await waiting
+        assert delivery is not None
+        await scheduler.done(delivery)
+
+    asyncio.run(waits())
+    asyncio.run(waits())

@@ -227,6 +227,36 @@ async def test_k8_a_program_that_forgets_to_close_exits_at_once_and_loses_nothin
     assert await records(path) == {"k": 1}
 
 
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("raise LookupError", 1),
+        ("sys.exit(3)", 3),
+        ("asyncio.get_running_loop().stop()", 1),
+        ("asyncio.create_task(work(d, lambda run: None)); await asyncio.sleep(0.01)", 0),
+        ("threading.Thread(target=time.sleep, args=(0.1,)).start()", 0),
+    ],
+    ids=["an error", "sys.exit", "a stopped loop", "a worker left running", "a thread beside it"],
+)
+async def test_k8_a_program_that_forgets_to_close_exits_however_it_ends(
+    path: Path, child: Child, ending: str, status: int
+) -> None:
+    ended = child(
+        f"""
+        async def main():
+            await opened()
+            await cp.supply("w", "k", 1)
+            print("ending", flush=True)
+            {ending}
+            await asyncio.sleep(0)
+        asyncio.run(main())
+        """
+    )
+    assert (ended.code, ended.out) == (status, "ending\n"), ended.err
+    assert ended.took < 3, "it should end within a couple of seconds"
+    assert await records(path) == {"k": 1}
+
+
 async def test_k8_a_write_that_was_under_way_at_exit_is_whole_or_not_there(
     path: Path, child: Child
 ) -> None:
@@ -377,3 +407,66 @@ def test_k46_many_processes_write_at_once_without_an_error(path: Path, start: St
     with closing(sqlite3.connect(path)) as connection:
         query = "SELECT count(*) FROM workflow_checkpoint"
         assert connection.execute(query).fetchall() == [(6 * 60,)]
+
+
+READ_THEN_WRITE = """
+def increments(cursor):
+    ((n,),) = cursor.execute("SELECT n FROM app").fetchall()
+    cursor.execute("UPDATE app SET n = ?", (n + 1,))
+
+async def main():
+    await opened()
+    holder = await cp.claim(arguments[0], 5 * MIN, MIN)
+    for number in range(15):
+        await cp.transact(holder, str(number), increments)
+        await db.run(lambda connection: transacted(connection, increments))
+    await db.aclose()
+
+asyncio.run(main())
+"""
+
+
+def test_k46_many_processes_read_then_write_and_lose_no_update(
+    start: Start, other: sqlite3.Connection
+) -> None:
+    other.execute("CREATE TABLE app AS SELECT 0 AS n")
+    processes = [start(READ_THEN_WRITE, str(number)) for number in range(4)]
+    errors = [process.communicate(timeout=30)[1] for process in processes]
+    assert errors == [""] * 4
+    assert other.execute("SELECT n FROM app").fetchall() == [(4 * 2 * 15,)]
+
+
+STUCK_WORKER = """
+FOREVER = '''WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+             SELECT count(*) FROM n'''
+
+def stuck(cursor):
+    print("inside", flush=True)
+    if arguments[0] == "sql":
+        cursor.execute(FOREVER).fetchall()
+    else:
+        time.sleep(60)
+
+async def body(run):
+    await run.transact("k", stuck, str)
+
+async def main():
+    await opened()
+    await s.make_ready("w")
+    await work(d, body)
+
+asyncio.run(main())
+"""
+
+
+@posix_signals
+@pytest.mark.parametrize("doing", ["sql", "python"])
+def test_k7_an_interrupted_worker_does_not_wait_for_an_effect_that_never_ends(
+    doing: str, start: Start
+) -> None:
+    child = start(STUCK_WORKER, doing)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "inside\n"
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=12)  # 2 s of PARTING per call, and 3 s of exit's own patience
+    assert child.returncode != 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from without_durability import Pass
+from without_durability import Fenced, Pass
 from without_durability.testing import Clock
 from without_durability_sqlite import Database, SqliteCheckpointer, SqliteDurable, connect, store
 
@@ -66,6 +66,57 @@ async def test_k44_a_deleted_workflow_leaves_a_bounded_rest(
     assert counts["workflow_claim"] <= 100
     ((pages,),) = other.execute("PRAGMA page_count").fetchall()
     assert pages < 50, "what was deleted still takes its place"
+
+
+async def test_k44_swept_claims_of_finished_workflows_leave_nothing_and_are_outranked(
+    database: Database, durable: SqliteDurable, other: sqlite3.Connection, clock: Clock
+) -> None:
+    """The sweep that docs/design.md allows: what nobody holds, below the present millisecond."""
+    checkpointer = durable.checkpointer
+    tokens: dict[str, int] = {}
+    ((before,),) = other.execute("PRAGMA page_count").fetchall()
+    for number in range(60):
+        holder = await checkpointer.claim(str(number), MIN, MIN)
+        assert holder is not None
+        tokens[str(number)] = holder.token
+        await checkpointer.record(holder, "k", 1)
+        await durable.delete(str(number))
+    held = await checkpointer.claim("held", MIN, MIN)
+    assert held is not None
+    ((after,),) = other.execute("PRAGMA page_count").fetchall()
+    assert (after - before) * 4096 < 60 * 300, "a deleted workflow leaves too much"
+    clock.advance(timedelta(milliseconds=2))
+    asked = (int(clock.seconds() * 1000), clock.seconds())
+    await database.run(
+        lambda connection: connection.execute(
+            "DELETE FROM workflow_claim WHERE token < ? AND alive_until <= ?", asked
+        ).close()
+    )
+    assert other.execute("SELECT workflow FROM workflow_claim").fetchall() == [("held",)]
+    assert await checkpointer.renew(held, MIN), "a live claim was swept"
+    for workflow, token in tokens.items():
+        with pytest.raises(Fenced):
+            await checkpointer.record(Pass(workflow, token), "late", 1)
+        again = await checkpointer.claim(workflow, MIN, MIN)
+        assert again is not None
+        assert again.token > token
+
+
+async def test_k44_the_log_comes_back_once_a_reader_that_kept_it_has_gone(
+    path: Path, checkpointer: SqliteCheckpointer, other: sqlite3.Connection
+) -> None:
+    limit = 4 * 1024 * 1024
+    log = path.with_name(path.name + "-wal")
+    other.execute("BEGIN")
+    other.execute("SELECT * FROM workflow_checkpoint").fetchall()
+    await checkpointer.supply("big", "k", "x" * 2 * limit)
+    for number in range(20):
+        await checkpointer.supply("small", str(number), number)
+    assert log.stat().st_size > 2 * limit, "a reader's state of the file was taken from it"
+    other.execute("COMMIT")
+    for number in range(20):
+        await checkpointer.supply("smaller", str(number), number)
+    assert log.stat().st_size <= limit
 
 
 async def test_k44_the_log_comes_back_after_a_burst_without_closing(

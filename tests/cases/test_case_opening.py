@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from children import answered_ok, started
+from systems import posix_files
 from without_durability import Milliseconds
 from without_durability_sqlite import SqliteCheckpointer, connect, migrate
 
@@ -133,6 +134,28 @@ def deaf_to(pragma: str, base: type[sqlite3.Connection]) -> type[sqlite3.Connect
             return super().execute(sql, *arguments)
 
     return Deaf
+
+
+@posix_files
+@pytest.mark.usefixtures("nothing_left_open")
+@pytest.mark.parametrize("old_mode", ["delete", "persist", "truncate"])
+def test_k11_a_file_system_without_shared_memory_is_refused_and_the_file_left_as_it_was(
+    path: Path, monkeypatch: pytest.MonkeyPatch, old_mode: str
+) -> None:
+    with closing(sqlite3.connect(path)) as made:
+        made.execute(f"PRAGMA journal_mode = {old_mode}")
+        made.execute("CREATE TABLE app (id INTEGER)")
+    before = path.read_bytes()
+    connecting = sqlite3.connect
+
+    def connected(name: str, **options: Any) -> sqlite3.Connection:
+        return connecting(f"{Path(name).as_uri()}?vfs=unix-none", uri=True, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    with pytest.raises(sqlite3.OperationalError, match=r"journal_mode.*'delete'") as refused:
+        connect(path)
+    assert str(path) in str(refused.value)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.usefixtures("nothing_left_open")

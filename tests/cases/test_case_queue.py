@@ -7,14 +7,25 @@ import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gated import passed
-from without_durability import Completed, Milliseconds, Pass, Run, Sleeping
+from children import Ended
+from gated import Watched, completing, passed, working
+from without_durability import (
+    Completed,
+    Contended,
+    Milliseconds,
+    Pass,
+    Run,
+    Sleeping,
+    SplitDurable,
+)
 from without_durability.testing import Clock
 from without_durability_sqlite import (
     Database,
@@ -46,6 +57,46 @@ async def test_k26_an_idle_poll_reads_only(
     assert statements, "nothing was looked at"
     assert [one for one in statements if not one.lstrip().startswith("SELECT")] == []
     assert len(statements) < 10, "an idle worker looks more often than its poll"
+
+
+async def test_k26_an_idle_worker_asks_for_no_lock_however_often_it_looks(
+    database: Database, checkpointer: SqliteCheckpointer, clock: Clock
+) -> None:
+    scheduler = SqliteScheduler(database, poll=timedelta(milliseconds=1))
+    await scheduler.schedule("sleeper", clock.now() + HOUR)
+    statements: list[str] = []
+    often = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def traced(statement: str) -> None:
+        statements.append(statement)
+        if len(statements) >= 50:
+            loop.call_soon_threadsafe(often.set)
+
+    durable = SqliteDurable(checkpointer, scheduler)
+    database.connection.set_trace_callback(traced)
+    async with working(durable, completing, now=clock.now, within=SOON / 10, tick=SOON / 50):
+        await often.wait()
+    await database.run(lambda connection: connection.set_trace_callback(None))
+    reading = ("SELECT", "--")  # a comment tells of a pragma's own look
+    assert [one for one in statements if not one.lstrip().startswith(reading)] == []
+
+
+async def test_k26_a_read_and_a_look_outlast_a_write_that_waits_for_the_lock(
+    checkpointer: SqliteCheckpointer, scheduler: SqliteScheduler, other: sqlite3.Connection
+) -> None:
+    holder = await checkpointer.claim("w", MIN, MIN)
+    assert holder is not None
+    other.execute("BEGIN IMMEDIATE")
+    recording = asyncio.create_task(checkpointer.record(holder, "k", 1))
+    loading = asyncio.create_task(checkpointer.load("w"))
+    began = time.monotonic()
+    assert await scheduler.next_ready(SOON) is None
+    assert time.monotonic() - began < 1, "a look of 0.1 s waited for the busy timeout"
+    assert not recording.done()
+    other.execute("ROLLBACK")
+    assert (await recording).first
+    assert await loading == {"k": 1}
 
 
 async def test_k26_an_idle_poll_waits_behind_no_writer(
@@ -140,6 +191,69 @@ async def test_k29_a_holder_alive_through_a_clock_set_back_keeps_its_claim_no_lo
     assert await checkpointer.claim("w", 5 * MIN, MIN) is not None
 
 
+DIED_AHEAD = """
+async def main():
+    await opened(clock=lambda: float(arguments[0]))
+    await d.arrive("w", "first", 1)
+    assert await s.next_ready(MIN)
+    p = await cp.claim("w", 5 * MIN, MIN)
+    await cp.record(p, "second", 2)
+    print(p.token, flush=True)
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("through", ["the calls", "a worker"])
+async def test_k29_what_a_process_that_died_ahead_of_the_clock_held_is_free_after_a_lease(
+    path: Path, child: Callable[..., Ended], clock: Clock, through: str
+) -> None:
+    ended = child(DIED_AHEAD, repr(clock.seconds() + 2 * HOUR.total_seconds()))
+    assert abs(ended.code) == 9, ended.err
+    async with connect(path, clock=clock.seconds) as database:
+        store = SqliteCheckpointer(database)
+        scheduler = SqliteScheduler(database, poll=timedelta(milliseconds=5))
+        assert await store.claim("w", MIN, MIN) is None
+        assert await scheduler.next_ready(NOW) is None
+        await store.supply("w", "third", 3)
+        clock.advance(MIN)
+        if through == "the calls":
+            holder = await store.claim("w", MIN, MIN)
+            assert holder is not None, "a lease of a minute is not over after a minute"
+            assert holder.token > int(ended.out)
+            assert await scheduler.next_ready(NOW) is not None
+            await store.append("w", 4)
+        else:
+            watched: Any = Watched(scheduler)
+            async with working(SplitDurable(store, watched), recording, now=clock.now):
+                assert await watched.answers.get() == ("w", None)
+        times = [written.at for written in (await store.history("w")).values()]
+        assert len(times) == 4
+        assert times == sorted(times), "history ran backwards"
+
+
+async def recording(run: Run[Any]) -> None:
+    async def fourth() -> int:
+        return 4
+
+    await run.step("fourth", fourth, int)  # type: ignore[call-overload]
+
+
+async def test_k29_a_delivery_extended_after_the_clock_was_set_back_is_out_no_longer(
+    scheduler: SqliteScheduler, clock: Clock
+) -> None:
+    await scheduler.make_ready("w")
+    delivery = await scheduler.next_ready(NOW)
+    assert delivery is not None
+    clock.advance(-2 * HOUR)
+    extended = await scheduler.extend(delivery, MIN)
+    assert await scheduler.holds(extended), "its taker lost it to the clock"
+    assert await scheduler.next_ready(NOW) is None
+    clock.advance(MIN)
+    assert await scheduler.next_ready(NOW) is not None
+
+
 async def test_k29_a_sleeper_is_never_woken_early_by_a_clock_set_back(
     scheduler: SqliteScheduler, clock: Clock
 ) -> None:
@@ -175,6 +289,53 @@ async def test_k36_a_namespace_is_a_queue_and_ids_are_global(
     assert await billing.scheduler.extend(delivery, MIN) == delivery
     assert await email.scheduler.holds(delivery), "a namespace answered for another's delivery"
     assert await checkpointer.load("order-1") == {}
+
+
+async def test_k36_workers_of_two_namespaces_run_their_own_and_exclude_each_other(
+    database: Database, checkpointer: SqliteCheckpointer, clock: Clock
+) -> None:
+    ran: list[tuple[str, str]] = []
+    inside, leave = asyncio.Event(), asyncio.Event()
+    durables: dict[str, Any] = {
+        name: SplitDurable(
+            checkpointer,
+            Watched(SqliteScheduler(database, name, poll=timedelta(milliseconds=5))),
+        )
+        for name in ("billing", "email")
+    }
+
+    def serving(name: str) -> Any:
+        async def body(run: Run[Any]) -> None:
+            ran.append((name, run.workflow))
+            if (name, run.workflow) == ("billing", "order-1"):
+                inside.set()
+                await leave.wait()
+
+        return working(durables[name], body, now=clock.now)
+
+    for name, durable in durables.items():
+        await durable.scheduler.make_ready(name)
+    async with serving("billing"):
+        assert await durables["billing"].scheduler.answers.get() == ("billing", None)
+        await durables["billing"].scheduler.make_ready("order-1")
+        await inside.wait()
+        await durables["email"].scheduler.make_ready("order-1")
+        async with serving("email"):
+            answers = durables["email"].scheduler.answers
+            answered = dict([await answers.get() for _ in range(2)])
+            assert answered["email"] is None
+            assert answered["order-1"] is not None, "two passes over one id at once"
+            leave.set()
+            assert await durables["billing"].scheduler.answers.get() == ("order-1", None)
+            clock.advance(MIN)
+            assert await answers.get() == ("order-1", None)
+    assert sorted(ran) == [(name, one) for name in durables for one in (name, "order-1")]
+
+
+def test_k36_the_documentation_says_what_a_namespace_is_where_it_is_introduced() -> None:
+    said = " ".join((SqliteScheduler.__doc__ or "").split())
+    assert "a queue, not a tenant" in said
+    assert "global to the file" in said
 
 
 FAR = datetime(2040, 1, 1, tzinfo=UTC)
@@ -249,6 +410,63 @@ async def test_k42_a_sleep_of_nothing_passes_at_once_and_on_every_pass(
         assert await passed(stores, sleeping(sleep)) == Completed("awake")
 
 
+async def test_k38_messages_that_arrive_while_a_worker_runs_are_each_read_once(
+    stores: Any,
+) -> None:
+    """Three between two reads, and three more as the body is about to return."""
+    read: list[list[object]] = []
+    watched: Any = Watched(stores.scheduler)
+    coming = [["b", "c", "d"], ["e", "f", "g"]]
+
+    async def more() -> None:
+        await asyncio.gather(*(stores.durable.deliver("w", one) for one in coming.pop(0)))
+
+    async def body(run: Run[Any]) -> None:
+        first = await run.receive("first")
+        await run.step("between", more, lambda stored: stored)
+        second = await run.receive("second", after=first[-1].key)
+        await run.step("at the end", more, lambda stored: stored)
+        third = await run.receive("third", after=second[-1].key)
+        read.append([entry.value for part in (first, second, third) for entry in part])
+
+    await stores.durable.deliver("w", "a")
+    durable = SplitDurable(stores.checkpointer, watched)
+    async with working(durable, body, now=stores.clock.now, limit=1):
+        while not read:
+            assert await watched.answers.get() == ("w", None)
+        await stores.durable.deliver("w", "late")
+        while len(read) < 2:
+            assert await watched.answers.get() == ("w", None)
+    assert read == [list("abcdefg")] * 2, "a message was skipped or doubled"
+
+
+@pytest.mark.parametrize(
+    ("limit", "read"), [(1, [0, 1, 2, 3, 4]), (2, [0, 1, 2, 3, 4, "late"]), (None, [0, 1, 2, 3, 4])]
+)
+async def test_k38_a_pass_that_dies_between_two_reads_skips_and_doubles_no_message(
+    stores: Any, limit: int | None, read: list[object]
+) -> None:
+    for message in range(5):
+        await stores.durable.deliver("w", message)
+    dying = chain([True, False, True, True, False, False, True], repeat(False))
+
+    async def body(run: Run[Any]) -> list[object]:
+        taken: list[Any] = []
+        while len(taken) < 5:
+            after = taken[-1].key if taken else None
+            taken += await run.receive(f"read {len(taken)}", after=after, limit=limit)
+            if next(dying):
+                raise LookupError("the worker died")
+        return [entry.value for entry in taken]
+
+    outcome = None
+    while outcome is None:
+        with suppress(LookupError):
+            outcome = await passed(stores, body)
+        await stores.durable.deliver("w", "late")
+    assert outcome == Completed(read)
+
+
 @pytest.mark.parametrize(
     "when",
     [
@@ -321,8 +539,38 @@ async def test_k42_a_duration_of_nothing_is_refused_by_name(
     assert await stores.scheduler.holds(delivery)
 
 
+async def test_k42_a_worker_of_the_longest_durations_works(stores: Any) -> None:
+    watched: Any = Watched(stores.scheduler)
+
+    async def body(run: Run[Any]) -> None:
+        async def effect() -> None: ...
+
+        await run.step("k", effect, lambda stored: stored, within=timedelta.max)
+
+    await stores.scheduler.make_ready("w")
+    longest = dict.fromkeys(("budget", "within", "tick"), timedelta.max)
+    durable = SplitDurable(stores.checkpointer, watched)
+    async with working(durable, body, now=stores.clock.now, **longest):
+        assert await watched.answers.get() == ("w", None)
+    assert await stores.checkpointer.load("w") == {"k": None}
+
+
 async def test_k42_a_negative_look_is_refused(stores: Any) -> None:
     with pytest.raises(ValueError, match="within"):
         await stores.scheduler.next_ready(-SOON)
     with pytest.raises(ValueError, match="idle"):
         await stores.scheduler.reclaim(-SOON)
+
+
+async def test_k42_the_longest_pause_after_a_lost_claim_does_not_end_the_worker(
+    stores: Any,
+) -> None:
+    async def body(run: Any) -> None:
+        raise Contended("somebody else's")
+
+    watched: Any = Watched(stores.scheduler)
+    durable = SplitDurable(stores.checkpointer, watched)
+    async with working(durable, body, now=stores.clock.now, contended=timedelta.max) as task:
+        await stores.scheduler.make_ready("w")
+        assert await watched.answers.get() == ("w", datetime.max.replace(tzinfo=UTC))
+        assert not task.done(), "it ended the worker"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from thread_gates import HANG, database_threads, in_time, plain
+from without_durability import claimed
 from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate
 from without_durability_sqlite.store import transacted
 
@@ -422,3 +423,77 @@ async def test_k17_what_was_acknowledged_over_an_accepted_connection_is_there_af
     await database.aclose()
     async with connect(path) as reopened:
         assert await SqliteCheckpointer(reopened).load("w") == {"k": 1}
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        lambda c: c.execute("SELECT * FROM workflow_checkpoint"),
+        lambda c: [c.execute("SELECT * FROM workflow_checkpoint")],
+        lambda c: c.execute(
+            "INSERT INTO workflow_queue (namespace, workflow, visible_at)"
+            " VALUES ('x', 'a', 1), ('x', 'b', 1) RETURNING workflow"
+        ),
+    ],
+    ids=["a half-read cursor", "one in a list", "an unfinished write"],
+)
+async def test_k16_a_cursor_that_work_returns_half_read_starves_no_later_write(
+    database: Database,
+    checkpointer: SqliteCheckpointer,
+    other: sqlite3.Connection,
+    leaves: Callable[[sqlite3.Connection], object],
+) -> None:
+    for number in range(3):
+        await checkpointer.supply("w", str(number), number)
+    try:
+        kept: object = await database.run(leaves)
+    except RuntimeError as refused:
+        kept = refused
+    other.execute("CREATE TABLE app (id INTEGER)").close()  # somebody else commits
+    assert await checkpointer.supply("w", "late", 1) == 1, "every later write is refused at once"
+    assert kept is not None
+
+
+@pytest.mark.parametrize("mode", ["OFF", "MEMORY"])
+def test_k17_a_connection_whose_journal_cannot_roll_back_or_recover_is_refused(
+    path: Path, mode: str
+) -> None:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute(f"PRAGMA journal_mode = {mode}").close()
+    try:
+        with pytest.raises(ValueError, match="journal_mode"):
+            Database(connection)
+    finally:
+        connection.close()
+
+
+async def test_k17_an_effect_that_fails_under_an_accepted_connection_keeps_nothing(
+    path: Path,
+) -> None:
+    """What journal_mode = OFF does to C12 once an effect outgrows the page cache."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = OFF").close()
+    connection.execute("PRAGMA cache_size = 10").close()
+    connection.execute("CREATE TABLE app (id INTEGER, x BLOB)").close()
+    for number in range(50):
+        connection.execute("INSERT INTO app VALUES (?, zeroblob(300))", (number,)).close()
+    try:
+        database = Database(connection)
+    except ValueError:
+        connection.close()
+        return
+
+    def grows(cursor: sqlite3.Cursor) -> None:
+        cursor.execute("UPDATE app SET id = id + 1000")
+        for number in range(500):
+            cursor.execute("INSERT INTO app VALUES (?, zeroblob(3000))", (number,))
+        raise LookupError
+
+    async with database:
+        await migrate(database)
+        store = SqliteCheckpointer(database)
+        holder = await claimed(store, "w")
+        with pytest.raises(LookupError):
+            await store.transact(holder, "k", grows)
+        last = await database.run(lambda c: c.execute("SELECT max(id) FROM app").fetchone())
+        assert last == (49,), "half of a rolled-back effect was kept"

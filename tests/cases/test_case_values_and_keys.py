@@ -141,6 +141,31 @@ async def test_k30_a_step_whose_key_cannot_be_stored_never_runs_its_effect(
     assert body.effects == 0
 
 
+KEYED: dict[str, Callable[[Run[Any], Any], Awaitable[object]]] = {
+    "transact": lambda run, key: run.transact(key, never, as_is),
+    "sleep": lambda run, key: run.sleep(key, MIN),
+    "awaiting": lambda run, key: run.awaiting(key, as_is),
+    "receive": lambda run, key: run.receive(key),
+    "receive after": lambda run, key: run.receive("k", after=key),
+    "pending": lambda run, key: run.pending(key),
+    "pending after": lambda run, key: run.pending("k", after=key),
+}
+
+
+@pytest.mark.parametrize(("key", "error"), [(LONE, ValueError), (1, TypeError), (b"k", TypeError)])
+@pytest.mark.parametrize("keyed", KEYED)
+async def test_k30_a_wait_whose_key_cannot_be_stored_is_refused_and_never_suspends(
+    stores: Any, keyed: str, key: object, error: type[Exception]
+) -> None:
+    async def body(run: Run[Any]) -> object:
+        return await KEYED[keyed](run, key)
+
+    for _ in range(3):
+        with pytest.raises(error):
+            await passed(stores, body)
+    assert await stores.checkpointer.load("w") == {}
+
+
 @pytest.mark.parametrize("namespace", [LONE, 1, None, b"x"])
 def test_k30_a_namespace_that_cannot_be_stored_is_refused(
     database: Database, namespace: Any

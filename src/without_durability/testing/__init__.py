@@ -7,14 +7,23 @@
   (docs/testing.md).
 """
 
-from . import claims_contract, durable_contract, records_contract, scheduler_contract
+from . import (
+    claims_contract,
+    deliveries_contract,
+    durable_contract,
+    records_contract,
+    refusals_contract,
+    scheduler_contract,
+)
 from .basics import Clock, passing
 from .certifying import CHECKS, Certificate, Check, Verdict, certify
 from .claims_contract import *  # noqa: F403
 from .crash_report import Crashed, CrashReport, StepReport
 from .crashing import Unfinished, crash_everywhere
+from .deliveries_contract import *  # noqa: F403
 from .durable_contract import *  # noqa: F403
 from .records_contract import *  # noqa: F403
+from .refusals_contract import *  # noqa: F403
 from .scheduler_contract import *  # noqa: F403
 from .subject import Make, Marks, NotApplicable, Opened, Subject
 
@@ -39,5 +48,7 @@ __all__ = [
 ]
 __all__ += claims_contract.__all__
 __all__ += records_contract.__all__
+__all__ += refusals_contract.__all__
 __all__ += scheduler_contract.__all__
+__all__ += deliveries_contract.__all__
 __all__ += durable_contract.__all__

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..signals import Interruption
-from . import claims_contract, durable_contract, records_contract, scheduler_contract
+from . import (
+    claims_contract,
+    deliveries_contract,
+    durable_contract,
+    records_contract,
+    refusals_contract,
+    scheduler_contract,
+)
 from .subject import Make, Marks, NotApplicable, Subject
 
 Check: TypeAlias = Callable[[Subject], Awaitable[None]]
@@ -21,7 +28,14 @@ HANG = 30.0
 
 _BY_CLAUSE: dict[str, Check] = {
     name.split("_")[1].upper(): getattr(module, name)
-    for module in (claims_contract, records_contract, scheduler_contract, durable_contract)
+    for module in (
+        claims_contract,
+        records_contract,
+        refusals_contract,
+        scheduler_contract,
+        deliveries_contract,
+        durable_contract,
+    )
     for name in module.__all__
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from ..interfaces import claimed
@@ -11,6 +11,8 @@ from ..values import Entry, Pass
 from .subject import (
     LONG,
     MINUTE,
+    NEVER_ISSUED,
+    NOW,
     SECOND,
     Opened,
     Subject,
@@ -19,7 +21,9 @@ from .subject import (
     eventually,
     expect,
     expect_fenced,
+    expect_never_claimed,
     outranked_pass,
+    together,
 )
 
 __all__ = [
@@ -39,7 +43,7 @@ __all__ = [
 async def check_c3_one_live_pass_and_tokens_that_rise(subject: Subject) -> None:
     async with subject.opened() as at:
         store = at.checkpointer
-        many = await asyncio.gather(*(store.claim("w", LONG, MINUTE) for _ in range(10)))
+        many = await together(*(store.claim("w", LONG, MINUTE) for _ in range(10)))
         granted = [one for one in many if one is not None]
         expect(len(granted) == 1, f"{len(granted)} of ten claims at once were granted")
         expect(await at.is_free("another"), "a claim keeps another workflow from being claimed")
@@ -56,15 +60,21 @@ async def check_c3_one_live_pass_and_tokens_that_rise(subject: Subject) -> None:
         at.clock.advance(MINUTE + SECOND)
         holder = await claim_again("its claim lapsed")
         await store.release(holder)
-        holder = await claim_again("a release")
+        at.clock.advance(-MINUTE)
+        holder = await claim_again("a release, with the clock set back")
         await store.record(holder, "k", 1)
         await store.discard("w")
         holder = await claim_again("a discard")
-        await store.release(holder)
         if subject.reopen is not None:
             async with subject.reopened(at.clock) as later:
                 store = later.checkpointer
+                free = await later.is_free("w")
+                expect(
+                    not free, "a claim ends with the process that granted it, not when it lapses"
+                )
+                at.clock.advance(LONG)
                 token = (await claim_again("a restart")).token
+                await expect_fenced(later, holder, "a pass from before a restart, outranked since,")
                 milliseconds = at.clock.seconds() * 1000 - 1
                 expect(
                     token >= milliseconds,
@@ -81,18 +91,28 @@ async def check_c4_a_claim_lapses_at_the_earlier_of_silence_and_budget(subject: 
             expect(not await at.is_free(name), f"a claim that {name} should end ended before")
             at.clock.advance(2 * SECOND)
             expect(await at.is_free(name), f"a claim that {name} should end did not")
+        writes = await at.writes()
         signs: dict[str, Write] = {
             "extend": lambda holder: store.extend(holder, LONG, MINUTE),
             "renew": lambda holder: store.renew(holder, MINUTE),
+            **writes,
+            **{f"{name} of a recorded key": _losing(at, write) for name, write in writes.items()},
         }
-        for name, sign in (signs | await at.writes()).items():
+        for name, sign in signs.items():
             holder = await claimed(store, name, LONG, MINUTE)
             at.clock.advance(40 * SECOND)
+            await store.claim(name, SECOND, SECOND)  # refused, and so it changes nothing
             await sign(holder)
             at.clock.advance(40 * SECOND)
             expect(not await at.is_free(name), f"{name} is no sign of life")
             at.clock.advance(21 * SECOND)
             expect(await at.is_free(name), f"{name} is worth more than what the claim was given")
+        for name, call in _others_calls(at).items():
+            await claimed(store, name, LONG, MINUTE)
+            at.clock.advance(40 * SECOND)
+            await call(name)
+            at.clock.advance(21 * SECOND)
+            expect(await at.is_free(name), f"{name}, which anybody may call, kept a claim alive")
 
 
 async def check_c5_extend_grants_from_now_and_never_less(subject: Subject) -> None:
@@ -118,13 +138,14 @@ async def check_c5_extend_grants_from_now_and_never_less(subject: Subject) -> No
         at.clock.advance(2 * MINUTE)
         expect(await at.is_free("alive"), "an extension outlives the silence it was given")
 
-        holder = await claimed(store, "lapsed", MINUTE, MINUTE)
-        at.clock.advance(2 * MINUTE)
-        expect(
-            await store.extend(holder, LONG, LONG),
-            "a claim that lapsed and that nobody took was refused an extension",
-        )
-        expect(not await at.is_free("lapsed"), "an extension of a lapsed claim grants nothing")
+        for name, budget in (("lapsed", MINUTE), ("silent", LONG)):
+            holder = await claimed(store, name, budget, MINUTE)
+            at.clock.advance(2 * MINUTE)
+            expect(
+                await store.extend(holder, LONG, LONG),
+                f"a {name} claim that nobody took was refused an extension",
+            )
+            expect(not await at.is_free(name), f"an extension of a {name} claim grants nothing")
 
 
 async def check_c6_renew_never_moves_the_budget(subject: Subject) -> None:
@@ -145,16 +166,31 @@ async def check_c6_renew_never_moves_the_budget(subject: Subject) -> None:
         at.clock.advance(2 * MINUTE)
         expect(not await at.is_free("longer"), "a renewal is worth less than its `alive`")
 
+        holder = await claimed(store, "silent", LONG, MINUTE)
+        at.clock.advance(2 * MINUTE)
+        expect(
+            await store.renew(holder, MINUTE),
+            "a silent claim within its budget, that nobody took, was refused a renewal",
+        )
+        expect(not await at.is_free("silent"), "a renewal of a silent claim keeps nothing")
+
 
 async def check_c7_who_is_not_the_newest_hears_no(subject: Subject) -> None:
     async with subject.opened() as at:
         store = at.checkpointer
         outranked = await outranked_pass(store)
-        for holder, who in ((outranked, "outranked"), (Pass("never claimed", 1), "unknown")):
-            expect(not await store.extend(holder, LONG, LONG), f"an {who} pass was extended")
-            expect(not await store.renew(holder, LONG), f"an {who} pass was renewed")
-            await expect_fenced(at, holder, f"an {who} pass")
-            await store.release(holder)
+        others = (
+            (outranked, "an outranked pass"),
+            (Pass("w", outranked.token + NEVER_ISSUED), "a pass of a token that was never issued"),
+            (Pass("never claimed", 1), "an unknown pass"),
+        )
+        for since in ("", ", once the newest one's claim lapsed,"):
+            for holder, who in others:
+                expect(not await store.extend(holder, LONG, LONG), f"{who}{since} was extended")
+                expect(not await store.renew(holder, LONG), f"{who}{since} was renewed")
+                await expect_fenced(at, holder, f"{who}{since}")
+                await store.release(holder)
+            at.clock.advance(2 * LONG)
 
 
 async def check_c8_no_sign_of_life_outlasts_budget_or_release(subject: Subject) -> None:
@@ -176,6 +212,8 @@ async def check_c8_no_sign_of_life_outlasts_budget_or_release(subject: Subject) 
                 answer = None
             if name in ("extend", "renew"):
                 expect(answer is False, f"{name} after one's own release was granted")
+            extended = await store.extend(holder, LONG, LONG)
+            expect(not extended, f"{name} took a released claim back: it is extended")
             expect(await at.is_free(holder.workflow), f"{name} took a released claim back")
 
 
@@ -198,19 +236,39 @@ async def check_c10_a_refused_write_keeps_nobody_alive(subject: Subject) -> None
 async def check_c14_discard_empties_and_fences(subject: Subject) -> None:
     async with subject.opened() as at:
         store = at.checkpointer
+        others = ("another", "w2", "w:2", "W", "", "%")
         holder = await claimed(store, "w", LONG, LONG)
         await store.record(holder, "k", 1)
-        await store.supply("w", "s", 1)
-        await store.supply("another", "s", 1)
+        await store.append("w", "message")
+        for workflow in ("w", *others):
+            await store.supply(workflow, "s", 1)
         count = await store.discard("w")
-        expect(count == 2, f"discard of two records answered {count}")
+        expect(count == 3, f"discard of three records answered {count}")
         expect(await store.load("w") == {}, "discard left records behind")
-        expect(await store.load("another") == {"s": 1}, "discard removed another's records")
-        await expect_fenced(at, holder, "the pass whose workflow was discarded")
+        await _expect_outranked(at, holder, "the pass whose workflow was discarded")
         expect(await at.is_free("w"), "a discarded workflow cannot be claimed at once")
+        for workflow in others:
+            kept = await store.load(workflow)
+            expect(kept == {"s": 1}, f"discard of 'w' left {kept} of workflow {workflow!r}")
         expect(await store.discard("never claimed") == 0, "discard of nothing counts something")
-        for token in (0, 1, int(at.clock.seconds() * 1000)):
-            await expect_fenced(at, Pass("never claimed", token), "a pass that nobody was granted")
+        await expect_never_claimed(at, "never claimed")
+        await store.discard("%")
+        expect(await store.load("w2") == {"s": 1}, "discard of '%' took its id for a pattern")
+
+        stored = await store.supply("w", "k", 2)
+        loaded = await store.load("w")
+        expect(
+            (stored, loaded) == (2, {"k": 2}),
+            f"after a discard a supply of 2 answered {stored}, and load gives {loaded}",
+        )
+        for state in ("holding", "released", "lapsed"):
+            holder = await claimed(store, state, LONG, MINUTE)
+            if state == "released":
+                await store.release(holder)
+            at.clock.advance(NOW if state == "holding" else 2 * MINUTE)
+            count = await store.discard(state)
+            expect(count == 0, f"discard of no records answered {count}")
+            await _expect_outranked(at, holder, f"a {state} pass without records, since discarded,")
 
 
 async def check_c15_release_frees_at_once_and_keeps_the_token(subject: Subject) -> None:
@@ -224,6 +282,10 @@ async def check_c15_release_frees_at_once_and_keeps_the_token(subject: Subject) 
         expect(newer.token > old.token, "a release forgot the token")
         await store.release(old)
         expect(not await at.is_free("w"), "a release by an outranked pass freed the newer one's")
+        await store.release(Pass("w", newer.token + NEVER_ISSUED))
+        expect(
+            not await at.is_free("w"), "a release by a token never issued freed the newest one's"
+        )
 
 
 async def check_c17_what_a_cancelled_caller_was_granted_is_given_back(subject: Subject) -> None:
@@ -238,6 +300,14 @@ async def check_c17_what_a_cancelled_caller_was_granted_is_given_back(subject: S
 
         await cancelled_in_every_turn(
             "a claim", lambda workflow: store.claim(workflow, LONG, LONG), claim_is_back
+        )
+        await claimed(store, "held", LONG, LONG)
+
+        async def still_held(_: str, __: object) -> None:
+            expect(not await at.is_free("held"), "a refused claim, cancelled, freed the holder's")
+
+        await cancelled_in_every_turn(
+            "a refused claim", lambda _: store.claim("held", LONG, LONG), still_held
         )
 
         async def whole_or_nothing(workflow: str, entry: Entry | None) -> None:
@@ -273,3 +343,32 @@ async def _with_extensions(at: Opened) -> list[tuple[str, Write]]:
         ("renew", lambda holder: store.renew(holder, LONG)),
         *(await at.writes()).items(),
     ]
+
+
+def _losing(at: Opened, write: Write) -> Write:
+    """The write, where somebody supplied its key before."""
+
+    async def lost(holder: Pass) -> object:
+        await at.checkpointer.supply(holder.workflow, "step", "supplied")
+        return await write(holder)
+
+    return lost
+
+
+def _others_calls(at: Opened) -> dict[str, Callable[[str], Awaitable[object]]]:
+    """What is no sign of life, as it needs no claim."""
+    store = at.checkpointer
+    return {
+        "load": store.load,
+        "history": store.history,
+        "supply": lambda workflow: store.supply(workflow, "k", 1),
+        "append": lambda workflow: store.append(workflow, 1),
+        "a refused claim": lambda workflow: store.claim(workflow, LONG, LONG),
+    }
+
+
+async def _expect_outranked(at: Opened, holder: Pass, who: str) -> None:
+    store = at.checkpointer
+    expect(not await store.extend(holder, LONG, LONG), f"{who} was extended")
+    expect(not await store.renew(holder, LONG), f"{who} was renewed")
+    await expect_fenced(at, holder, who)

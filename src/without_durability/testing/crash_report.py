@@ -76,4 +76,4 @@ class CrashReport:
 
 
 def _times(count: int) -> str:
-    return {1: "once", 2: "up to twice"}.get(count, f"up to {count} times")
+    return {0: "never to its end", 1: "once", 2: "up to twice"}.get(count, f"up to {count} times")

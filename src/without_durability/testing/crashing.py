@@ -26,12 +26,20 @@ PAUSE = SECOND
 """After a body that raised, as a worker's first pause."""
 
 _UNDER_ANOTHER_CLOCK = (
-    "either the store loses wakeups, or `make` does not give it the clock it was handed"
+    "either the store loses wakeups, or `make` does not give it the clock it was handed, "
+    "or the workflow deleted itself"
 )
+
+GRACE = 5.0
+"""Seconds of real time in which the body of a dead process must end, once it is cancelled."""
 
 
 class Unfinished(Exception):
     """The workflow does not end; the text says why, and the cause is what its body raised last."""
+
+
+class Immortal(Unfinished):
+    """A body that goes on after its process died: nothing that is tried beside it would be true."""
 
 
 async def crash_everywhere(
@@ -55,7 +63,8 @@ async def crash_everywhere(
     tried again, as by a worker.
 
     Raises `Unfinished` when the run without a crash does not end within `passes` passes, or waits
-    for what nobody answers. What happens after a crash is never raised, but reported.
+    for what nobody answers, or when a body cannot be ended. What else happens after a crash is
+    never raised, but reported.
     """
     runs = _Runs(body, make, workflow, dict(answers), tuple(messages), passes)
     plain, again = await runs.without_a_crash(), await runs.without_a_crash()
@@ -127,6 +136,8 @@ class _Runs:
         ended = _Ended()
         try:
             await self._run(ended, place)
+        except Immortal:
+            raise
         except Unfinished as unfinished:
             cause = unfinished.__cause__
             ended.unfinished = f"{unfinished}" + (f": {cause!r}" if cause is not None else "")
@@ -162,8 +173,17 @@ class _Runs:
     ) -> bool:
         """One pass of a process that may die in it; whether there was anything to do."""
         process.task = asyncio.ensure_future(self._passed(process, durable, clock, left))
+        warned = False
         try:
-            await asyncio.wait((process.task,))
+            while not process.task.done():
+                await asyncio.wait((process.task,), timeout=GRACE)
+                if process.died is not None and not process.task.done():
+                    if warned:
+                        raise Immortal(
+                            f"the process died {process.died}, and its body goes on: let "
+                            "cancellations propagate"
+                        )
+                    warned = process.task.cancel()
         finally:
             process.task.cancel()
         if process.died is None:
@@ -201,8 +221,10 @@ class _Runs:
 
         try:
             left.outcome = await resume(holder, store, body, now=clock.now)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
-            if process.died is not None or isinstance(error, asyncio.CancelledError):
+            if process.died is not None or _was_cancelled(error):
                 raise
             left.outcome, left.error = Sleeping("", clock.now() + PAUSE), error
         left.reached = tuple(runs[0].reached) if runs else ()
@@ -266,7 +288,23 @@ def _wait(clock: Clock, left: _Left) -> None:
         keys = ", ".join(map(shown, left.outcome.keys))
         raise Unfinished(f"it waits for {keys}, and neither answers nor messages hold more")
     else:
-        raise Unfinished(f"nothing is ready although it has not ended: {_UNDER_ANOTHER_CLOCK}")
+        raise Unfinished(
+            f"nothing is ready although it has not ended: {_UNDER_ANOTHER_CLOCK}"
+        ) from left.error
+
+
+def _was_cancelled(error: BaseException) -> bool:
+    """Whether somebody cancelled this pass; a body can raise the same of its own accord."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _unlike(one: object, other: object) -> bool:
+    """Whether two results differ, if only in type; so do two that cannot be compared."""
+    try:
+        return type(one) is not type(other) or bool(one != other)
+    except Exception:
+        return True
 
 
 def _differences(plain: _Ended, other: _Ended) -> list[tuple[str, str]]:
@@ -274,7 +312,7 @@ def _differences(plain: _Ended, other: _Ended) -> list[tuple[str, str]]:
     if other.unfinished is not None:
         return [("the end", other.unfinished)]
     differences = []
-    if other.result != plain.result:
+    if _unlike(other.result, plain.result):
         differences.append(
             ("the result", f"the result was {shown(other.result)}, not {shown(plain.result)}")
         )

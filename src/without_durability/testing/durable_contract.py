@@ -11,6 +11,7 @@ from .subject import (
     Subject,
     cancelled_in_every_turn,
     expect,
+    expect_never_claimed,
     expect_refused,
 )
 
@@ -58,6 +59,18 @@ async def check_d3_delete_cancels_and_discards(subject: Subject) -> None:
             "a pass whose workflow was deleted still writes",
         )
         expect(await at.durable.delete("unknown") == 0, "delete of nothing counts something")
+        await expect_never_claimed(at, "unknown")
+        for state in ("ready", "out with a worker", "asleep"):
+            await at.scheduler.make_ready("w")
+            if state != "ready":
+                delivery = await at.taken("w")
+            if state == "asleep":
+                await at.scheduler.wake_at(delivery, at.clock.now() + LONG)
+            count = await at.durable.delete("w")
+            expect(count == 0, f"delete of no records answered {count}")
+            at.clock.advance(LONG)
+            at.pass_lease()
+            await at.expect_quiet(f"it was deleted while it was {state}")
 
 
 async def check_d4_what_is_half_done_can_be_asked_for_again(subject: Subject) -> None:
@@ -86,6 +99,17 @@ async def check_d4_what_is_half_done_can_be_asked_for_again(subject: Subject) ->
             async with subject.reopened(at.clock) as after:
                 loaded = await after.checkpointer.load("w")
                 expect(loaded == {"k": 1}, f"of what had arrived there is {loaded} after a crash")
+                await after.taken("w")
+            await at.durable.delete("w")
+            async with subject.reopened(at.clock) as after:
+                loaded = await after.checkpointer.load("w")
+                expect(loaded == {}, f"of what was deleted there is {loaded} after a crash")
+                at.pass_lease()
+                await after.expect_quiet("it was deleted before the crash")
+            entry = await at.durable.deliver("w", 1)
+            async with subject.reopened(at.clock) as after:
+                loaded = await after.checkpointer.load("w")
+                expect(loaded == {entry.key: 1}, f"of a message there is {loaded} after a crash")
                 await after.taken("w")
 
 

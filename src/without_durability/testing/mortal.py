@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from ..interfaces import Checkpointer, Scheduler
 from ..stepwise import Parse, Run
 from ..values import Entry, Pass
 from .crash_report import Kind
@@ -56,9 +57,22 @@ class Process:
         """`Died` once the process has; its task ends with whatever runs beside it."""
         if self.died is None:
             return
+        self.end()
+        raise Died(self.died)
+
+    def end(self) -> None:
+        """Cancel the process's own task, soon."""
         if self.task is not None and threading.get_ident() == self._thread:
             self._loop.call_soon(self.task.cancel)
-        raise Died(self.died)
+
+
+_CALLS = frozenset(
+    name
+    for protocol in (Checkpointer, Scheduler)
+    for name, call in vars(protocol).items()
+    if inspect.iscoroutinefunction(call)
+)
+"""What a store must let one await, though it need not be written as `async def`."""
 
 
 class MortalStore:
@@ -70,7 +84,7 @@ class MortalStore:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(found):
+        if name not in _CALLS and not inspect.iscoroutinefunction(found):
             return found
 
         async def call(*arguments: Any, **named: Any) -> Any:
@@ -172,6 +186,9 @@ class MortalRun(Run[Any]):
         return await Run.pending(self, key, after=after, limit=limit)
 
     def _note(self, key: str, kind: Kind) -> None:
+        if self.process.died is not None:
+            self.process.end()
+            raise asyncio.CancelledError  # which leaves nothing to say of a task nobody awaits
         self.process.seen.kinds.setdefault(key, kind)
 
 

@@ -27,8 +27,17 @@ MINUTE = timedelta(minutes=1)
 LONG = 10 * MINUTE
 NOW = timedelta(0)
 
+NEVER_ISSUED = 10**15
+"""So far above a granted token that no store has issued it."""
+
+UNSTORABLE: object = (_ for _ in ())
+"""A value that no codec can encode: a generator."""
+
 _PATIENCE = 1.0
 """Seconds of real time in which what was granted to a cancelled caller must be back."""
+
+_THOROUGH = 3.0
+"""Seconds of real time after which a slow store's calls are cancelled in fewer places."""
 
 
 class NotApplicable(Exception):
@@ -66,12 +75,12 @@ class Opened:
         """Whether nobody holds the workflow. Asking claims it, for ten minutes."""
         return await self.checkpointer.claim(workflow, 10 * MINUTE, 10 * MINUTE) is not None
 
-    async def writes(self) -> dict[str, Write]:
+    async def writes(self, key: str = "step") -> dict[str, Write]:
         """The calls that write under a claim; `transact` where the store can commit an effect."""
         store = self.checkpointer
-        writes: dict[str, Write] = {"record": lambda holder: store.record(holder, "step", 1)}
+        writes: dict[str, Write] = {"record": lambda holder: store.record(holder, key, 1)}
         if await self.co_commits():
-            writes["transact"] = lambda holder: store.transact(holder, "step", lambda _: 1)
+            writes["transact"] = lambda holder: store.transact(holder, key, lambda _: 1)
         return writes
 
     async def co_commits(self) -> bool:
@@ -94,8 +103,8 @@ class Opened:
         return delivery or await self.scheduler.reclaim(self.scheduler.lease)
 
     async def taken(self, workflow: str) -> Delivery:
-        """The delivery of a workflow that must be the next one ready."""
-        delivery = await self.take()
+        """The delivery of a workflow that must be the next one ready, or become so by itself."""
+        delivery = await eventually(self.take)
         expect(delivery is not None, f"workflow {workflow!r} is ready and was not delivered")
         assert delivery is not None
         expect(
@@ -164,6 +173,17 @@ async def expect_refused(
     raise AssertionError(why)
 
 
+async def together(*calls: Awaitable[T]) -> list[T]:
+    """The answers of calls made at once; should one fail, the others end with it."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def cancelled_in_every_turn(
     name: str,
     call: Callable[[str], Coroutine[Any, Any, T]],
@@ -174,6 +194,8 @@ async def cancelled_in_every_turn(
     `settled(workflow, answer)` looks at what came of it; the answer is `None` where the caller
     heard of its cancellation instead. Ends with the first call that is over before it is cancelled.
     """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _THOROUGH
     turns = 0
     while True:
         workflow = f"{name} cancelled after {turns} turns"
@@ -189,7 +211,7 @@ async def cancelled_in_every_turn(
         await settled(workflow, answer)
         if over:
             return
-        turns += 1 + turns // 10
+        turns += 1 + (turns // 10 if loop.time() < until else turns)
 
 
 async def eventually(look: Callable[[], Awaitable[T | None]]) -> T | None:
@@ -209,6 +231,13 @@ async def outranked_pass(store: Checkpointer[Any]) -> Pass:
     await store.release(old)
     await claimed(store, "w", LONG, LONG)
     return old
+
+
+async def expect_never_claimed(at: Opened, workflow: str) -> None:
+    """Nobody has any right to the workflow: a store has no claim to hold against a token."""
+    moment = int(at.clock.seconds() * 1000)
+    for token in (0, 1, 2, moment, moment + 1):
+        await expect_fenced(at, Pass(workflow, token), "a pass that nobody was granted")
 
 
 async def expect_fenced(at: Opened, holder: Pass, who: str) -> None:
