@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +96,26 @@ class InTurn:
 class Disk:
     """A memory store that a crash leaves as it was after its last call that reached the disk.
 
-    The call named `lost` does not reach it.
+    The call named `lost` does not reach it. `spoil(call, kept)` changes what does.
     """
 
-    def __init__(self, lost: str | None = None) -> None:
+    def __init__(
+        self,
+        lost: str | None = None,
+        spoil: Callable[[str, Kept], object] = lambda call, kept: None,
+        checkpointer: type[MemoryCheckpointer] = MemoryCheckpointer,
+    ) -> None:
         self._lost = lost
+        self._spoil = spoil
+        self._checkpointer = checkpointer
 
     @asynccontextmanager
     async def make(self, clock: Clock) -> AsyncIterator[Durable[Any]]:
-        durable = over_memory(clock).durable
-        self._write(durable)
+        durable = SplitDurable(
+            self._checkpointer(clock=clock.seconds, now=clock.now),
+            MemoryScheduler(clock=clock.seconds),
+        )
+        self._write("make", durable)
         yield SplitDurable(
             Written(durable.checkpointer, lambda call: self._written(call, durable)),
             Written(durable.scheduler, lambda call: self._written(call, durable)),
@@ -111,19 +123,33 @@ class Disk:
 
     @asynccontextmanager
     async def reopen(self, clock: Clock) -> AsyncIterator[Durable[Any]]:
-        hashes, claims, queue = copy.deepcopy(self._kept)
+        kept = copy.deepcopy(self._kept)
         yield SplitDurable(
-            MemoryCheckpointer(hashes, claims, clock=clock.seconds, now=clock.now),
-            MemoryScheduler(queue, clock=clock.seconds),
+            self._checkpointer(kept.hashes, kept.claims, clock=clock.seconds, now=clock.now),
+            MemoryScheduler(kept.queue, kept.sleeping, kept.outstanding, clock=clock.seconds),
         )
 
     def _written(self, call: str, durable: Any) -> None:
         if call != self._lost:
-            self._write(durable)
+            self._write(call, durable)
 
-    def _write(self, durable: Any) -> None:
-        records, queue = durable.checkpointer, durable.scheduler.queue
-        self._kept = copy.deepcopy((records.hashes, records.claims, queue))
+    def _write(self, call: str, durable: Any) -> None:
+        records, queue = durable.checkpointer, durable.scheduler
+        self._kept = copy.deepcopy(
+            Kept(records.hashes, records.claims, queue.queue, queue.sleeping, queue.outstanding)
+        )
+        self._spoil(call, self._kept)
+
+
+@dataclass
+class Kept:
+    """What is on a `Disk`: the fields of the memory stores."""
+
+    hashes: dict[str, dict[str, Any]]
+    claims: dict[str, Any]
+    queue: deque[str]
+    sleeping: dict[str, Any]
+    outstanding: dict[str, Any]
 
 
 class Written:

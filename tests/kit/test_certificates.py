@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections import deque
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kit.makes import Disk, Files, memory, memory_marks, over_file, sqlite_marks
+from kit.makes import Disk, Files, Kept, memory, memory_marks, over_file, sqlite_marks
 from kit.saboteurs import SABOTEURS
-from without_durability import MemoryCheckpointer, MemoryScheduler, SplitDurable, testing
+from without_durability import (
+    Entry,
+    MemoryCheckpointer,
+    MemoryScheduler,
+    SplitDurable,
+    inbox_key,
+    testing,
+)
 from without_durability.testing import (
     CHECKS,
     Certificate,
@@ -20,6 +30,8 @@ from without_durability.testing import (
     Subject,
     certify,
     certifying,
+    scheduler_contract,
+    subject,
 )
 
 CLAUSES = [
@@ -78,11 +90,16 @@ def sabotaged(store: type) -> Any:
     ids=[f"{clause}-{store.__name__}" for clause, store, _ in SABOTEURS],
 )
 async def test_a_saboteur_is_caught_by_the_clause_it_breaks(
-    clause: str, store: type, saying: str
+    clause: str, store: type, saying: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises((AssertionError, ValueError, KeyError)) as caught:
-        await CHECKS[clause](Subject(sabotaged(store), marks=memory_marks))
-    assert saying in repr(caught.value), "it was caught for another reason"
+    monkeypatch.setattr(certifying, "HANG", 0.5)
+    monkeypatch.setattr(subject, "_PATIENCE", 0.05)
+    monkeypatch.setattr(scheduler_contract, "PATIENT", timedelta(seconds=0.2))
+    verdict = await certifying._verdict(
+        clause, CHECKS[clause], Subject(sabotaged(store), marks=memory_marks)
+    )
+    assert verdict.state == "failed"
+    assert saying in verdict.why, "it was caught for another reason"
 
 
 LOST = {
@@ -102,6 +119,71 @@ async def test_a_call_that_is_not_on_the_disk_when_it_returns_is_caught(
     await CHECKS[clause](Subject(kept.make, kept.reopen))
     with pytest.raises(AssertionError):
         await CHECKS[clause](Subject(losing.make, losing.reopen))
+
+
+def no_live_claims(call: str, kept: Kept) -> None:
+    for workflow, claim in kept.claims.items():
+        kept.claims[workflow] = dataclasses.replace(claim, alive_until=0.0)
+
+
+def no_order(call: str, kept: Kept) -> None:
+    kept.hashes = {one: dict(sorted(keys.items())) for one, keys in kept.hashes.items()}
+
+
+def no_moments(call: str, kept: Kept) -> None:
+    for records in kept.hashes.values():
+        for key, stored in records.items():
+            records[key] = dataclasses.replace(stored, at=stored.at.replace(hour=5))
+
+
+def nothing_that_wake_due_moved(call: str, kept: Kept) -> None:
+    if call == "wake_due":
+        kept.queue.clear()
+
+
+def everything_that_was_ever_ready() -> Any:
+    ever: set[str] = set()
+
+    def kept_ready(call: str, kept: Kept) -> None:
+        ever.update({"w"} & {*kept.queue})
+        kept.queue = deque(ever)
+
+    return kept_ready
+
+
+SPOILT = [
+    ("C3", no_live_claims, "a claim ends with the process"),
+    ("C11", no_order, "after a crash"),
+    ("C11", no_moments, "after a crash"),
+    ("S1", lambda call, kept: kept.queue.clear(), "was ready is lost in a crash"),
+    ("S1", lambda call, kept: kept.outstanding.clear(), "out with a worker is lost in a crash"),
+    ("S1", lambda call, kept: kept.sleeping.clear(), "slept is lost in a crash"),
+    ("S7", nothing_that_wake_due_moved, "was not delivered"),
+    ("D4", everything_that_was_ever_ready(), "it was deleted before the crash"),
+]
+
+
+@pytest.mark.parametrize(("clause", "spoil", "saying"), SPOILT)
+async def test_what_a_crash_leaves_spoilt_is_caught(clause: str, spoil: Any, saying: str) -> None:
+    disk = Disk(spoil=spoil)
+    with pytest.raises(AssertionError, match=saying):
+        await CHECKS[clause](Subject(disk.make, disk.reopen))
+
+
+async def test_messages_numbered_from_memory_are_caught() -> None:
+    class Counted(MemoryCheckpointer):
+        async def append(self, workflow, value):
+            if "counting" in self.data:
+                return await super().append(workflow, value)
+            return Entry(inbox_key(1), value)
+
+        async def supply(self, workflow, key, value):
+            self.data["counting"] = True
+            return await super().supply(workflow, key, value)
+
+    disk = Disk(checkpointer=Counted)
+    with pytest.raises(AssertionError, match="after a restart sorts before"):
+        await CHECKS["C13"](Subject(disk.make, disk.reopen))
 
 
 async def test_tokens_that_an_older_copy_would_repeat_are_caught() -> None:

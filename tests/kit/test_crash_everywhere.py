@@ -22,11 +22,6 @@ async def nothing() -> int:
     return 0
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def make(request: pytest.FixtureRequest) -> Any:
-    return memory if request.param == "memory" else lambda clock: over_file(":memory:", clock)
-
-
 def runs(report: CrashReport) -> dict[str, int]:
     return {step.key: step.runs for step in report.steps}
 

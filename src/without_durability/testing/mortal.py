@@ -156,38 +156,39 @@ class MortalRun(Run[Any]):
             self.process.seen.effects[key] += 1
             return value
 
-        self._note(key, "step")
+        await self._note(key, "step")
         return await Run.step(self, key, _standing_for(effect, counted), parse, within=within)
 
     async def transact(
         self, key: str, effect: Any, parse: Parse[T], *, within: timedelta | None = None
     ) -> T:
-        self._note(key, "transact")
+        await self._note(key, "transact")
         return await Run.transact(self, key, effect, parse, within=within)
 
     async def sleep(self, key: str, duration: timedelta) -> None:
-        self._note(key, "sleep")
+        await self._note(key, "sleep")
         await Run.sleep(self, key, duration)
 
     async def awaiting(self, key: str, parse: Parse[T]) -> T:
-        self._note(key, "awaiting")
+        await self._note(key, "awaiting")
         return await Run.awaiting(self, key, parse)
 
     async def receive(
         self, key: str, *, after: str | None = None, limit: int | None = None
     ) -> tuple[Entry, ...]:
-        self._note(key, "receive")
+        await self._note(key, "receive")
         return await Run.receive(self, key, after=after, limit=limit)
 
     async def pending(
         self, key: str, *, after: str | None = None, limit: int | None = None
     ) -> tuple[Entry, ...]:
-        self._note(key, "pending")
+        await self._note(key, "pending")
         return await Run.pending(self, key, after=after, limit=limit)
 
-    def _note(self, key: str, kind: Kind) -> None:
+    async def _note(self, key: str, kind: Kind) -> None:
         if self.process.died is not None:
             self.process.end()
+            await asyncio.sleep(0)  # or a body that tries again and again would stop the loop
             raise asyncio.CancelledError  # which leaves nothing to say of a task nobody awaits
         self.process.seen.kinds.setdefault(key, kind)
 

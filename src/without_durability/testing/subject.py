@@ -36,6 +36,9 @@ UNSTORABLE: object = (_ for _ in ())
 _PATIENCE = 1.0
 """Seconds of real time in which what was granted to a cancelled caller must be back."""
 
+_PARTS = 40
+"""In so many parts of the time that a call takes, its caller is cancelled."""
+
 _THOROUGH = 3.0
 """Seconds of real time after which a slow store's calls are cancelled in fewer places."""
 
@@ -192,16 +195,17 @@ async def cancelled_in_every_turn(
     """Make the call for one new workflow after another, each cancelled a little later.
 
     `settled(workflow, answer)` looks at what came of it; the answer is `None` where the caller
-    heard of its cancellation instead. Ends with the first call that is over before it is cancelled.
+    heard of its cancellation instead. Ends with the first call that is over before it is cancelled,
+    after which it goes through the time that took once more: a store may have a thread.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + _THOROUGH
-    turns = 0
-    while True:
-        workflow = f"{name} cancelled after {turns} turns"
+    turns, took = 0, 0.0
+
+    async def cancelled_once(after: str, wait: Callable[[], Awaitable[None]]) -> bool:
+        workflow = f"{name} cancelled after {after}"
         task = asyncio.ensure_future(call(workflow))
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await wait()
         over = task.done()
         task.cancel()
         try:
@@ -209,9 +213,25 @@ async def cancelled_in_every_turn(
         except asyncio.CancelledError:
             answer = None
         await settled(workflow, answer)
-        if over:
-            return
+        return over
+
+    async def for_turns() -> None:
+        nonlocal took
+        began = loop.time()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        took = loop.time() - began
+
+    async def for_part() -> None:
+        began = loop.time()
+        while loop.time() < began + took * part / _PARTS:  # noqa: ASYNC110 - a timer is too coarse
+            await asyncio.sleep(0)
+
+    while not await cancelled_once(f"{turns} turns", for_turns):
         turns += 1 + (turns // 10 if loop.time() < until else turns)
+    for part in range(_PARTS):
+        if loop.time() < until:
+            await cancelled_once(f"{part} of {_PARTS} parts of its time", for_part)
 
 
 async def eventually(look: Callable[[], Awaitable[T | None]]) -> T | None:

@@ -1,6 +1,16 @@
 """Stores that break one clause each, in a small way that somebody could have meant."""
 
-from . import both, claims, queue, records
+from . import both, claims, confusing, mislaid, newest, queue, racing, records
 from .breaking import SABOTEURS
 
-__all__ = ["SABOTEURS", "both", "claims", "queue", "records"]
+__all__ = [
+    "SABOTEURS",
+    "both",
+    "claims",
+    "confusing",
+    "mislaid",
+    "newest",
+    "queue",
+    "racing",
+    "records",
+]

@@ -191,7 +191,7 @@ class ARefusedRenewalRenews(Records):
         return await super().renew(newest, alive) and newest == holder
 
 
-@breaks("C14", "is not Fenced")
+@breaks("C14", "the pass whose workflow was discarded was extended")
 class ADiscardRaisesNoFence(Records):
     async def discard(self, workflow):
         return len(self.hashes.pop(workflow, {}))
@@ -215,7 +215,7 @@ class ADiscardGrantsAClaim(Records):
         return await super().discard(workflow)
 
 
-@breaks("C14", "discard of two records answered")
+@breaks("C14", "discard of three records answered")
 class ADiscardMiscounts(Records):
     async def discard(self, workflow):
         return min(await super().discard(workflow), 1)

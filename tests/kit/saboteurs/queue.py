@@ -46,7 +46,7 @@ class ALeaseIsTooShort(Queue):
         return delivery
 
 
-@breaks("S2", "next_ready waited for a minute")
+@breaks("S2", "two waited in next_ready")
 class NobodyWaits(Queue):
     async def next_ready(self, within):
         return await super().next_ready(timedelta(0))
@@ -98,7 +98,8 @@ class WakeAtOverwritesANewerWakeup(Queue):
 class WakeAtRevivesACancelledWorkflow(Queue):
     async def wake_at(self, delivery, when):
         await super().wake_at(delivery, when)
-        if delivery.workflow not in self.queue and delivery.workflow not in self.outstanding:
+        elsewhere = (self.queue, self.outstanding, self.sleeping)
+        if not any(delivery.workflow in one for one in elsewhere):
             self.sleeping[delivery.workflow] = when
 
 
