@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from children import Ended
+from children import Ended, started
 from systems import WINDOWS, forks, posix_signals
 from without_durability_sqlite import SqliteCheckpointer, SqliteScheduler, connect, migrate
 
@@ -460,13 +460,19 @@ asyncio.run(main())
 
 
 @posix_signals
-@pytest.mark.parametrize("doing", ["sql", "python"])
 def test_k7_an_interrupted_worker_does_not_wait_for_an_effect_that_never_ends(
-    doing: str, start: Start
+    tmp_path: Path,
 ) -> None:
-    child = start(STUCK_WORKER, doing)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "inside\n"
-    child.send_signal(signal.SIGINT)
-    child.communicate(timeout=12)  # 2 s of PARTING per call, and 3 s of exit's own patience
-    assert child.returncode != 0
+    children = [started(STUCK_WORKER, tmp_path / doing, doing) for doing in ("sql", "python")]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "inside\n"
+            child.send_signal(signal.SIGINT)
+        for child in children:
+            child.communicate(timeout=20)
+            assert child.returncode != 0
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()

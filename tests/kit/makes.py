@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,9 @@ class Disk:
         lost: str | None = None,
         spoil: Callable[[str, Kept], object] = lambda call, kept: None,
         checkpointer: type[MemoryCheckpointer] = MemoryCheckpointer,
+        receipts: Iterable[int] | None = None,
     ) -> None:
+        self._receipts = receipts
         self._lost = lost
         self._spoil = spoil
         self._checkpointer = checkpointer
@@ -126,7 +129,13 @@ class Disk:
         kept = copy.deepcopy(self._kept)
         yield SplitDurable(
             self._checkpointer(kept.hashes, kept.claims, clock=clock.seconds, now=clock.now),
-            MemoryScheduler(kept.queue, kept.sleeping, kept.outstanding, clock=clock.seconds),
+            MemoryScheduler(
+                kept.queue,
+                kept.sleeping,
+                kept.outstanding,
+                receipts=itertools.count(10**6) if self._receipts is None else iter(self._receipts),
+                clock=clock.seconds,
+            ),
         )
 
     def _written(self, call: str, durable: Any) -> None:

@@ -67,6 +67,14 @@ async def test_a_store_in_memory_of_sqlite_is_certified() -> None:
     assert_certified(certificate, "C11")
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in memory answers at once, or never."""
+    monkeypatch.setattr(certifying, "HANG", 0.5)
+    monkeypatch.setattr(subject, "_PATIENCE", 0.05)
+    monkeypatch.setattr(scheduler_contract, "PATIENT", timedelta(seconds=0.2))
+
+
 def sabotaged(store: type) -> Any:
     @asynccontextmanager
     async def make(clock: Clock):
@@ -89,12 +97,10 @@ def sabotaged(store: type) -> Any:
     SABOTEURS,
     ids=[f"{clause}-{store.__name__}" for clause, store, _ in SABOTEURS],
 )
+@pytest.mark.usefixtures("impatient")
 async def test_a_saboteur_is_caught_by_the_clause_it_breaks(
-    clause: str, store: type, saying: str, monkeypatch: pytest.MonkeyPatch
+    clause: str, store: type, saying: str
 ) -> None:
-    monkeypatch.setattr(certifying, "HANG", 0.5)
-    monkeypatch.setattr(subject, "_PATIENCE", 0.05)
-    monkeypatch.setattr(scheduler_contract, "PATIENT", timedelta(seconds=0.2))
     verdict = await certifying._verdict(
         clause, CHECKS[clause], Subject(sabotaged(store), marks=memory_marks)
     )
@@ -112,6 +118,7 @@ LOST = {
 @pytest.mark.parametrize(
     ("clause", "lost"), [(clause, call) for clause, calls in LOST.items() for call in calls]
 )
+@pytest.mark.usefixtures("impatient")
 async def test_a_call_that_is_not_on_the_disk_when_it_returns_is_caught(
     clause: str, lost: str
 ) -> None:
@@ -164,6 +171,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize(("clause", "spoil", "saying"), SPOILT)
+@pytest.mark.usefixtures("impatient")
 async def test_what_a_crash_leaves_spoilt_is_caught(clause: str, spoil: Any, saying: str) -> None:
     disk = Disk(spoil=spoil)
     with pytest.raises(AssertionError, match=saying):
@@ -184,6 +192,12 @@ async def test_messages_numbered_from_memory_are_caught() -> None:
     disk = Disk(checkpointer=Counted)
     with pytest.raises(AssertionError, match="after a restart sorts before"):
         await CHECKS["C13"](Subject(disk.make, disk.reopen))
+
+
+async def test_receipts_that_start_afresh_after_a_restart_are_caught() -> None:
+    disk = Disk(receipts=range(9))
+    with pytest.raises(AssertionError, match="got a receipt given before"):
+        await CHECKS["S8"](Subject(disk.make, disk.reopen))
 
 
 async def test_tokens_that_an_older_copy_would_repeat_are_caught() -> None:

@@ -33,13 +33,19 @@ async def check_s8_receipts_never_repeat(subject: Subject) -> None:
         for number in range(60):
             await at.scheduler.make_ready("w")
             delivery = await at.taken("w")
+            receipts.append(delivery.receipt)
             if number % 3 == 0:
-                delivery = await at.scheduler.extend(delivery, at.scheduler.lease)
+                taken = delivery
+                delivery = await at.scheduler.extend(taken, at.scheduler.lease)
+                receipts += {delivery.receipt} - {taken.receipt}
             if number % 3 == 1:
                 await at.scheduler.done(delivery)
             if number % 20 == 19:
                 at.clock.advance(-SECOND)
-            receipts.append(delivery.receipt)
+        if subject.reopen is not None:
+            await at.scheduler.make_ready("w")
+            async with subject.reopened(at.clock) as after:
+                receipts.append((await after.taken("w")).receipt)
         repeated = len(receipts) - len(set(receipts))
         expect(repeated == 0, f"{repeated} of {len(receipts)} takes got a receipt given before")
 
