@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from typing import Any, get_args
@@ -13,7 +15,7 @@ import pytest
 
 import without_durability as core
 import without_durability_sqlite as sqlite
-from without_durability import interfaces, stepwise, worker
+from without_durability import interfaces, stepwise, testing, worker
 from without_durability_sqlite import store
 
 MODULES = {
@@ -27,8 +29,7 @@ MODULES = {
         Parse""",
     "worker": "work passes ready waking TICK BLOCKING POOL CONTENDED RENEWALS",
     "memory": "MemoryCheckpointer MemoryScheduler MemoryEffect Stored Claim",
-    "testing": """passing Clock certify Certificate Verdict Subject Marks crash_everywhere CrashReport
-        StepReport Crashed Unfinished""",
+    "testing": " ".join(testing.__all__),
 }
 PUBLISHED = [(module, name) for module, names in MODULES.items() for name in names.split()]
 
@@ -48,7 +49,14 @@ SQLITE = [
 def test_a_core_name_is_its_modules_and_the_packages(module: str, name: str) -> None:
     owner = importlib.import_module(f"without_durability.{module}")
     assert getattr(owner, name) is getattr(core, name)
-    assert name in core.__all__
+    assert name in core.__all__ or module == "testing"
+
+
+def test_the_test_kit_is_there_for_whoever_imports_the_package_alone() -> None:
+    code = "import without_durability as core; core.testing.Clock, core.Clock, core.certify"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        core.nonsense  # noqa: B018
 
 
 @pytest.mark.parametrize("name", SQLITE)

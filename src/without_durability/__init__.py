@@ -151,7 +151,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is for tests is imported when somebody asks for it."""
-    if name in __all__:
-        return getattr(import_module(".testing", __name__), name)
+    """What is for tests, and is imported when somebody asks for it: `testing` and its names."""
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    testing = import_module(".testing", __name__)
+    if name == "testing":
+        return testing
+    if name in testing.__all__:
+        return getattr(testing, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -240,7 +240,7 @@ class MemoryScheduler:
             self.queue.append(workflow)
         self.arrived.set()
         for waiting in self._waiting:
-            if not waiting.done():
+            if not waiting.done() and not waiting.get_loop().is_closed():
                 waiting.set_result(None)
 
     async def schedule(self, workflow: str, visible_at: datetime) -> None:

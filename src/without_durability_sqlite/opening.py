@@ -17,6 +17,7 @@ from .errors import is_busy, naming, operational_error
 from .files import COMPANIONS, OpenFile, identity
 from .rows import rows
 from .thread import DatabaseThread, check_not_inherited
+from .transactions import is_reading
 
 NEEDED = (3, 35, 0)
 """The first SQLite with `RETURNING`."""
@@ -93,6 +94,7 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
         ) from refused
     try:
         _check_modes(connection)
+        is_reading(connection)  # from now on it can tell
         if open_transaction:
             raise ValueError("the connection has a transaction open: in_transaction is True")
         thread.file = OpenFile(connection)

@@ -297,7 +297,7 @@ class Database:
 
         def handed(job: Job[T]) -> T:
             self._thread.check_file()
-            roll_back(self.connection)
+            self._end_what_was_left()
             return self._thread.foreign(lambda: handed_over(self.connection, work))
 
         return await self._performed(handed)
@@ -313,7 +313,7 @@ class Database:
         def looked(job: Job[T]) -> T:
             job.begin()
             self._thread.check_file()
-            roll_back(self.connection)  # should an earlier write's rollback have failed
+            self._end_what_was_left()
             return self._thread.foreign(lambda: look(self.connection))
 
         return await self._performed(looked, within=within)
@@ -338,16 +338,27 @@ class Database:
                 self._thread.check_file()
                 return operation(cursor, self._now())
 
+            self._end_what_was_left()
             return committed(self.connection, checked)
 
         def undone(value: T) -> None:
             assert undo is not None
             try:
+                self._end_what_was_left()
                 committed(self.connection, lambda cursor: undo(cursor, self._now(), value))
             except sqlite3.Error as error:
                 logger.warning("what a cancelled caller was granted waits to lapse: %r", error)
 
         return await self._performed(begun, undone if undo is not None else None, within)
+
+    def _end_what_was_left(self) -> None:
+        """Roll back a transaction that nobody is in any more.
+
+        A write's own rollback failed, or somebody who held the guard began one and left.
+        """
+        if self.connection.in_transaction:
+            logger.warning("a transaction that was left open is rolled back")
+            roll_back(self.connection)
 
     def _now(self) -> float:
         """The clock's reading; `ValueError` for one that is no moment."""

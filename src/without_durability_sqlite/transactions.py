@@ -98,7 +98,6 @@ def committed(connection: sqlite3.Connection, operation: Callable[[sqlite3.Curso
     disk) is not attempted again, and no failing rollback hides what went wrong.
     """
     modes = _state(connection, _MODES)
-    roll_back(connection)
     try:
         connection.execute("BEGIN IMMEDIATE")
         with closing(connection.cursor()) as cursor:  # a statement left half-read blocks the end
@@ -169,13 +168,13 @@ def handed_over(connection: sqlite3.Connection, work: Callable[[sqlite3.Connecti
     does a statement left half-read, which would block later writes, end with an error.
     """
     state = _state(connection, _FACTORIES + _MODES)
-    was_reading = _is_reading(connection)
+    was_reading = is_reading(connection)
     try:
         result = work(connection)
         check_synchronous(result)
         left_open = connection.in_transaction
         roll_back(connection)
-        if not was_reading and _is_reading(connection):
+        if not was_reading and is_reading(connection):
             del result  # and with it, most likely, the cursor
             raise RuntimeError(
                 "the work left a cursor half-read or a blob open, which blocks later writes: fetch "
@@ -195,8 +194,11 @@ def handed_over(connection: sqlite3.Connection, work: Callable[[sqlite3.Connecti
     return result
 
 
-def _is_reading(connection: sqlite3.Connection) -> bool:
-    """Whether a statement is under way: SQLite then refuses to replace a collation."""
+def is_reading(connection: sqlite3.Connection) -> bool:
+    """Whether a statement is under way: SQLite then refuses to replace a collation.
+
+    There must be one to replace: the first call makes it and cannot tell.
+    """
     try:
         connection.create_collation("without_durability", _collate)
     except sqlite3.OperationalError:

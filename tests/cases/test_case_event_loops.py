@@ -39,7 +39,7 @@ def test_k24_the_scheduler_serves_one_loop_after_another(loopless: Database) -> 
         waiting = [
             asyncio.create_task(scheduler.next_ready(timedelta(seconds=5))) for _ in range(3)
         ]
-        await asyncio.sleep(0.01)
+        await turns()
         for number in range(3):
             await scheduler.make_ready(str(number))
         for delivery in await asyncio.gather(*waiting):
@@ -218,3 +218,19 @@ def test_k24_a_memory_scheduler_serves_one_loop_after_another() -> None:
 
     asyncio.run(waits())
     asyncio.run(waits())
+
+
+def test_k24_a_waiter_of_a_loop_that_is_closed_keeps_nobody_from_making_ready() -> None:
+    scheduler = MemoryScheduler()
+    left: list[asyncio.Task[Any]] = []
+
+    async def leaves_a_waiter() -> None:
+        left.append(asyncio.ensure_future(scheduler.next_ready(timedelta(days=1))))
+        await turns()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leaves_a_waiter())
+    loop.close()
+    asyncio.run(scheduler.make_ready("w"))
+    assert asyncio.run(scheduler.next_ready(timedelta(0))) is not None
+    left[0]._log_destroy_pending = False  # it is of the loop that was closed under it

@@ -497,3 +497,39 @@ async def test_k17_an_effect_that_fails_under_an_accepted_connection_keeps_nothi
             await store.transact(holder, "k", grows)
         last = await database.run(lambda c: c.execute("SELECT max(id) FROM app").fetchone())
         assert last == (49,), "half of a rolled-back effect was kept"
+
+
+async def test_k16_a_transaction_of_ones_own_is_not_thrown_away_by_the_one_begun_inside_it(
+    database: Database, app: sqlite3.Connection
+) -> None:
+    def nested(connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN")
+        connection.execute(INSERT)
+        transacted(connection, lambda cursor: cursor.execute(INSERT).rowcount)
+
+    with pytest.raises(sqlite3.OperationalError, match="within a transaction"):
+        await database.run(nested)
+    assert app.execute("SELECT count(*) FROM app").fetchall() == [(0,)]
+
+
+async def test_k16_a_transaction_that_the_guards_holder_left_open_is_rolled_back_and_said(
+    database: Database, app: sqlite3.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with database.guard:
+        database.connection.execute("BEGIN")
+        database.connection.execute(INSERT)
+    await SqliteCheckpointer(database).supply("w", "k", 1)
+    assert app.execute("SELECT count(*) FROM app").fetchall() == [(0,)]
+    assert "a transaction that was left open is rolled back" in caplog.text
+
+
+async def test_k16_a_cursor_that_was_half_read_before_the_work_is_not_held_against_it(
+    path: Path,
+) -> None:
+    connection = plain(path)
+    connection.execute("CREATE TABLE app AS SELECT 1 UNION SELECT 2")
+    half_read = connection.execute("SELECT * FROM app")
+    assert half_read.fetchone()
+    async with Database(connection) as database:
+        assert await database.run(lambda c: 5) == 5
+        half_read.close()

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..signals import Interruption
 from . import (
     claims_contract,
     deliveries_contract,
@@ -25,6 +24,9 @@ State: TypeAlias = Literal["passed", "failed", "not applicable"]
 
 HANG = 30.0
 """Seconds of real time after which a check that has not ended is a failed one."""
+
+_CANCELLATIONS = 3
+"""How often a check that hangs is told to end."""
 
 _BY_CLAUSE: dict[str, Check] = {
     name.split("_")[1].upper(): getattr(module, name)
@@ -96,7 +98,8 @@ async def certify(
     `make(clock)` opens a new, empty store under the clock. `reopen(clock)` opens what the last
     `make` keeps, as after a crash: while that one is still open. Without it what must outlive a
     process is not applicable. With `marks` it is checked what became of `transact`'s effects.
-    Nothing that the store raises comes out; a check that hangs for half a minute has failed.
+    Nothing that the store raises comes out; a check that hangs for half a minute has failed, and is
+    left behind if it does not end when it is cancelled.
     """
     subject = Subject(make, reopen, marks)
     return Certificate(
@@ -106,15 +109,38 @@ async def certify(
 
 async def _verdict(clause: str, check: Check, subject: Subject) -> Verdict:
     name = getattr(check, "__name__", clause)
+    task = asyncio.ensure_future(_checked(check, subject))
     try:
-        async with asyncio.timeout(HANG):
-            await check(subject)
+        await asyncio.wait((task,), timeout=HANG)
+        if not task.done():
+            return Verdict(clause, name, "failed", f"it did not end within {HANG:g} s")
+    finally:
+        await _ended(task)
+    if task.cancelled():
+        return Verdict(clause, name, "failed", "the store raised a CancelledError of its own")
+    state, why = task.result()
+    return Verdict(clause, name, state, why)
+
+
+async def _checked(check: Check, subject: Subject) -> tuple[State, str]:
+    """The check's answer, whatever it raises; a store's `SystemExit` would end the loop."""
+    try:
+        await check(subject)
     except NotApplicable as reason:
-        return Verdict(clause, name, "not applicable", str(reason))
+        return "not applicable", str(reason)
     except AssertionError as broken:
-        return Verdict(clause, name, "failed", str(broken) or repr(broken))
-    except TimeoutError:
-        return Verdict(clause, name, "failed", f"it did not end within {HANG:g} s")
-    except (Exception, Interruption) as error:
-        return Verdict(clause, name, "failed", f"the store raised {error!r}")
-    return Verdict(clause, name, "passed")
+        return "failed", str(broken) or repr(broken)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        return "failed", f"the store raised {error!r}"
+    return "passed", ""
+
+
+async def _ended(task: asyncio.Task[tuple[State, str]]) -> None:
+    """Cancel a check that hangs; one that will not have it is left behind."""
+    for _ in range(_CANCELLATIONS):
+        if task.done():
+            return
+        task.cancel()
+        await asyncio.wait((task,), timeout=HANG / _CANCELLATIONS)

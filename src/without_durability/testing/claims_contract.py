@@ -41,6 +41,7 @@ __all__ = [
 
 
 async def check_c3_one_live_pass_and_tokens_that_rise(subject: Subject) -> None:
+    """C3: one claim at a time; tokens rise across releases, lapses, discards, restarts."""
     async with subject.opened() as at:
         store = at.checkpointer
         many = await together(*(store.claim("w", LONG, MINUTE) for _ in range(10)))
@@ -83,6 +84,7 @@ async def check_c3_one_live_pass_and_tokens_that_rise(subject: Subject) -> None:
 
 
 async def check_c4_a_claim_lapses_at_the_earlier_of_silence_and_budget(subject: Subject) -> None:
+    """C4: a claim ends by `alive` of silence, which five calls break, or by its budget."""
     async with subject.opened() as at:
         store = at.checkpointer
         for name, budget, alive in (("silence", LONG, MINUTE), ("its budget", MINUTE, LONG)):
@@ -116,6 +118,7 @@ async def check_c4_a_claim_lapses_at_the_earlier_of_silence_and_budget(subject: 
 
 
 async def check_c5_extend_grants_from_now_and_never_less(subject: Subject) -> None:
+    """C5: an extension grants its budget from now, never less than was granted before."""
     async with subject.opened() as at:
         store = at.checkpointer
         holder = await claimed(store, "more", MINUTE, LONG)
@@ -152,6 +155,7 @@ async def check_c5_extend_grants_from_now_and_never_less(subject: Subject) -> No
 
 
 async def check_c6_renew_never_moves_the_budget(subject: Subject) -> None:
+    """C6: a renewal is a sign of life worth `alive`, moves no budget, and is refused after it."""
     async with subject.opened() as at:
         store = at.checkpointer
         holder = await claimed(store, "w", 2 * MINUTE, MINUTE)
@@ -179,6 +183,7 @@ async def check_c6_renew_never_moves_the_budget(subject: Subject) -> None:
 
 
 async def check_c7_who_is_not_the_newest_hears_no(subject: Subject) -> None:
+    """C7: a pass that is not the newest is neither extended nor renewed, and is `Fenced`."""
     async with subject.opened() as at:
         store = at.checkpointer
         outranked = await outranked_pass(store)
@@ -197,6 +202,7 @@ async def check_c7_who_is_not_the_newest_hears_no(subject: Subject) -> None:
 
 
 async def check_c8_no_sign_of_life_outlasts_budget_or_release(subject: Subject) -> None:
+    """C8: nothing carries a claim past its budget, and nothing takes back a released one."""
     async with subject.opened() as at:
         store = at.checkpointer
         signs = {"renew": lambda holder: store.renew(holder, LONG), **await at.writes()}
@@ -221,6 +227,7 @@ async def check_c8_no_sign_of_life_outlasts_budget_or_release(subject: Subject) 
 
 
 async def check_c10_a_refused_write_keeps_nobody_alive(subject: Subject) -> None:
+    """C10: what is refused to an outranked pass is no sign of life of the newest."""
     async with subject.opened() as at:
         store = at.checkpointer
         for name, sign in await _with_extensions(at):
@@ -237,6 +244,7 @@ async def check_c10_a_refused_write_keeps_nobody_alive(subject: Subject) -> None
 
 
 async def check_c14_discard_empties_and_fences(subject: Subject) -> None:
+    """C14: a discard removes and counts one workflow's records, and fences its pass."""
     async with subject.opened() as at:
         store = at.checkpointer
         others = ("another", "w2", "w:2", "W", "", "%")
@@ -275,6 +283,7 @@ async def check_c14_discard_empties_and_fences(subject: Subject) -> None:
 
 
 async def check_c15_release_frees_at_once_and_keeps_the_token(subject: Subject) -> None:
+    """C15: a release frees at once, keeps the token, and is nothing when it is not the newest's."""
     async with subject.opened() as at:
         store = at.checkpointer
         old = await claimed(store, "w", LONG, LONG)
@@ -292,6 +301,7 @@ async def check_c15_release_frees_at_once_and_keeps_the_token(subject: Subject) 
 
 
 async def check_c17_what_a_cancelled_caller_was_granted_is_given_back(subject: Subject) -> None:
+    """C17: a claim nobody heard of is free again; a cancelled write is whole or not there."""
     async with subject.opened() as at:
         store, marks = at.checkpointer, subject.marks
 

@@ -28,6 +28,7 @@ HOURS = timedelta(hours=3)
 
 
 async def check_s8_receipts_never_repeat(subject: Subject) -> None:
+    """S8: no two takes carry one receipt, whatever the clock does, nor after a restart."""
     async with subject.opened() as at:
         receipts: list[str] = []
         for number in range(60):
@@ -51,6 +52,7 @@ async def check_s8_receipts_never_repeat(subject: Subject) -> None:
 
 
 async def check_s9_a_delivery_for_a_cancelled_caller_is_visible_at_once(subject: Subject) -> None:
+    """S9: what was taken for a caller that never heard of it is there for the next."""
     async with subject.opened() as at:
         wakers: list[asyncio.Future[None]] = []
 
@@ -93,6 +95,7 @@ async def check_s9_a_delivery_for_a_cancelled_caller_is_visible_at_once(subject:
 
 
 async def check_s10_asking_twice_makes_nothing_later(subject: Subject) -> None:
+    """S10: asking again makes nothing later, and changes the receipt of what is out."""
     async with subject.opened() as at:
         if await _delivers_in_order(at):
             for workflow in ("old", "mid", "old"):
@@ -110,6 +113,7 @@ async def check_s10_asking_twice_makes_nothing_later(subject: Subject) -> None:
 
 
 async def check_s11_what_is_ready_is_found_without_waiting(subject: Subject) -> None:
+    """S11: what is ready is found by a look that does not wait, whatever the clock did since."""
     async with subject.opened() as at:
         for workflow, step in (("w", NOW), ("forward", HOURS), ("back", -HOURS)):
             await at.scheduler.make_ready(workflow)

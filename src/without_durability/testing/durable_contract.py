@@ -24,6 +24,7 @@ __all__ = [
 
 
 async def check_d1_arrive_supplies_and_makes_ready(subject: Subject) -> None:
+    """D1: `arrive` is `supply`, and makes ready each time."""
     async with subject.opened() as at:
         for value in ("first", "second"):
             answer = await at.durable.arrive("w", "k", value)
@@ -33,6 +34,7 @@ async def check_d1_arrive_supplies_and_makes_ready(subject: Subject) -> None:
 
 
 async def check_d2_deliver_appends_and_makes_ready(subject: Subject) -> None:
+    """D2: `deliver` is `append`, and makes ready each time."""
     async with subject.opened() as at:
         entries: list[Entry] = []
         for value in ("first", "second"):
@@ -45,6 +47,7 @@ async def check_d2_deliver_appends_and_makes_ready(subject: Subject) -> None:
 
 
 async def check_d3_delete_cancels_and_discards(subject: Subject) -> None:
+    """D3: `delete` is `cancel` and `discard`, of that workflow alone."""
     async with subject.opened() as at:
         await at.durable.arrive("w", "k", 1)
         await at.durable.deliver("w", "message")
@@ -74,7 +77,10 @@ async def check_d3_delete_cancels_and_discards(subject: Subject) -> None:
 
 
 async def check_d4_what_is_half_done_can_be_asked_for_again(subject: Subject) -> None:
-    """A caller cancelled in any turn stands for a crash between the two stores' parts."""
+    """D4: nothing is queued before it is recorded, or discarded while its wakeup stands.
+
+    A caller cancelled in any turn stands for a crash between the two stores' parts.
+    """
     async with subject.opened() as at:
         await cancelled_in_every_turn(
             "an arrive",

@@ -36,6 +36,7 @@ __all__ = [
 
 
 async def check_c1_load_keeps_the_order_of_first_writing(subject: Subject) -> None:
+    """C1: every record in the order its key was first written; a losing write moves nothing."""
     async with subject.opened() as at:
         store = at.checkpointer
         expect(await store.load("unknown") == {}, "load of an unknown workflow is not {}")
@@ -60,6 +61,7 @@ async def check_c1_load_keeps_the_order_of_first_writing(subject: Subject) -> No
 
 
 async def check_c2_history_tells_the_moment_of_the_winning_write(subject: Subject) -> None:
+    """C2: as `load`, each value with the store's aware UTC moment of the winning write."""
     async with subject.opened() as at:
         store = at.checkpointer
         expect(await store.history("unknown") == {}, "history of an unknown workflow is not {}")
@@ -95,6 +97,7 @@ async def check_c2_history_tells_the_moment_of_the_winning_write(subject: Subjec
 
 
 async def check_c9_only_the_newest_writes_and_the_first_value_stands(subject: Subject) -> None:
+    """C9: any token but the newest is `Fenced`, and a recorded key keeps its first value."""
     async with subject.opened() as at:
         store = at.checkpointer
         outranked = await outranked_pass(store)
@@ -158,6 +161,7 @@ async def check_c9_only_the_newest_writes_and_the_first_value_stands(subject: Su
 
 
 async def check_c11_what_has_returned_is_durable(subject: Subject) -> None:
+    """C11: what a write had acknowledged is there after a crash; needs `reopen`."""
     async with subject.opened() as at:
         store = at.checkpointer
 
@@ -187,6 +191,7 @@ async def check_c11_what_has_returned_is_durable(subject: Subject) -> None:
 
 
 async def check_c12_an_effect_runs_once_and_with_its_record(subject: Subject) -> None:
+    """C12: the fence, then the record, then the effect: once, with its record or not at all."""
     async with subject.opened() as at:
         store, marks = at.checkpointer, subject.marks
         if not await at.co_commits():
@@ -273,6 +278,7 @@ async def check_c12_an_effect_runs_once_and_with_its_record(subject: Subject) ->
 
 
 async def check_c13_supply_keeps_the_first_and_append_keeps_the_order(subject: Subject) -> None:
+    """C13: `supply` keeps the first value; messages sort as they were appended."""
     async with subject.opened() as at:
         store = at.checkpointer
         await claimed(store, "w", LONG, LONG)  # somebody else's: no matter
@@ -318,6 +324,7 @@ async def check_c13_supply_keeps_the_first_and_append_keeps_the_order(subject: S
 
 
 async def check_c16_every_value_crosses_the_codec_both_ways(subject: Subject) -> None:
+    """C16: what is answered, loaded and kept is what the codec makes of a value."""
     async with subject.opened() as at:
         store = at.checkpointer
         holder = await claimed(store, "w", LONG, LONG)

@@ -33,6 +33,7 @@ MALFORMED = (
 
 
 async def check_c18_the_inbox_space_is_the_stores(subject: Subject) -> None:
+    """C18: no pass writes into the inbox space, and `supply` only where it is well-formed."""
     async with subject.opened() as at:
         store = at.checkpointer
         runs: list[object] = []
@@ -67,6 +68,7 @@ async def check_c18_the_inbox_space_is_the_stores(subject: Subject) -> None:
 
 
 async def check_c19_what_cannot_be_stored_is_refused_first(subject: Subject) -> None:
+    """C19: any text is an id, and what cannot be stored is refused before anything happens."""
     async with subject.opened() as at:
         store = at.checkpointer
         runs: list[object] = []

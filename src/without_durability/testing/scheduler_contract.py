@@ -35,6 +35,7 @@ PATIENT = timedelta(seconds=10)
 
 
 async def check_s1_no_wakeup_is_lost(subject: Subject) -> None:
+    """S1: a wakeup outlives its taker, a pass that runs meanwhile, and a crash (`reopen`)."""
     async with subject.opened() as at:
         await at.scheduler.make_ready("w")
         await at.taken("w")
@@ -67,6 +68,7 @@ async def check_s1_no_wakeup_is_lost(subject: Subject) -> None:
 
 
 async def check_s2_a_delivery_is_its_takers_for_a_lease(subject: Subject) -> None:
+    """S2: a delivery is invisible for its lease, and `next_ready` waits as long as it is told."""
     async with subject.opened() as at:
         await at.expect_quiet("nothing was made ready")
         await at.scheduler.make_ready("w")
@@ -115,6 +117,7 @@ async def check_s2_a_delivery_is_its_takers_for_a_lease(subject: Subject) -> Non
 
 
 async def check_s3_done_removes_its_own_wakeup_and_nothing_newer(subject: Subject) -> None:
+    """S3: `done` removes the wakeup of its delivery, silently if it is held no more."""
     async with subject.opened() as at:
         await at.scheduler.make_ready("w")
         delivery = await at.taken("w")
@@ -146,6 +149,7 @@ async def check_s3_done_removes_its_own_wakeup_and_nothing_newer(subject: Subjec
 
 
 async def check_s4_wake_at_answers_and_sets_the_next_wakeup(subject: Subject) -> None:
+    """S4: `wake_at` puts to sleep what it answers for, and nothing newer or cancelled."""
     async with subject.opened() as at:
 
         async def taken_anew() -> Delivery:
@@ -187,6 +191,7 @@ async def check_s4_wake_at_answers_and_sets_the_next_wakeup(subject: Subject) ->
 
 
 async def check_s5_extend_keeps_a_delivery(subject: Subject) -> None:
+    """S5: an extension keeps a delivery its taker's, and returns the one to use from then on."""
     async with subject.opened() as at:
         await at.scheduler.make_ready("w")
         delivery = await at.taken("w")
@@ -226,6 +231,7 @@ async def check_s5_extend_keeps_a_delivery(subject: Subject) -> None:
 
 
 async def check_s6_cancel_removes_every_wakeup(subject: Subject) -> None:
+    """S6: a cancelled workflow has no wakeup left, wherever it was."""
     async with subject.opened() as at:
         await at.scheduler.cancel("unknown")
         for state in ("ready", "out with a worker", "sleeping", "ready again while it was out"):
@@ -247,6 +253,7 @@ async def check_s6_cancel_removes_every_wakeup(subject: Subject) -> None:
 
 
 async def check_s7_wake_due_moves_what_it_reports(subject: Subject) -> None:
+    """S7: `wake_due` moves what is due and only that, for good."""
     async with subject.opened() as at:
         await at.scheduler.make_ready("early")
         early = await at.taken("early")

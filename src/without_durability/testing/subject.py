@@ -211,6 +211,8 @@ async def cancelled_in_every_turn(
         try:
             answer: T | None = await task
         except asyncio.CancelledError:
+            if _is_told_to_end():
+                raise
             answer = None
         await settled(workflow, answer)
         return over
@@ -232,6 +234,12 @@ async def cancelled_in_every_turn(
     for part in range(_PARTS):
         if loop.time() < until:
             await cancelled_once(f"{part} of {_PARTS} parts of its time", for_part)
+
+
+def _is_told_to_end() -> bool:
+    """Whether it is this very task that somebody cancelled."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
 
 
 async def eventually(look: Callable[[], Awaitable[T | None]]) -> T | None:
