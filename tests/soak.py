@@ -20,7 +20,6 @@ import shutil
 import sys
 import tempfile
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,8 @@ def main() -> None:
         logging.basicConfig(**logged)
         # Nothing is ever written to its standard input: it ends when the parent does.
         threading.Thread(target=lambda: os.read(0, 1) or os._exit(3), daemon=True).start()
-        part = worker if life.startswith("worker") else partial(client, seed=int(seed))
-        asyncio.run(part(Path(folder), Path(path), life))
+        part = worker if life.startswith("worker") else client
+        asyncio.run(part(Path(folder), Path(path), life, int(seed)))
         return
     if options.file and options.file.exists():
         sys.exit(f"{options.file} exists already: name a new file")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gated import listening
+from thread_gates import running
 from without_durability import Run, work
 from without_durability_sqlite import (
     Database,
@@ -54,7 +55,7 @@ async def test_an_idle_worker_notices_that_its_file_is_gone(database: Database, 
 
     async with listening():
         worker = asyncio.create_task(work(durable, body))
-        await asyncio.sleep(0.05)
+        await running(database.connection, "EXISTS", worker)
         path.unlink()
         with pytest.raises(sqlite3.OperationalError, match="deleted or replaced"):
             await asyncio.wait_for(worker, 10)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from contract import GatedClock, cancelled, write_lock
+from gated import turns
 from stores import Stores, over_sqlite
+from thread_gates import running
 from without_durability import LEASE, Delivery, MemoryScheduler, Milliseconds
 from without_durability.testing import Clock
 from without_durability_sqlite import (
@@ -123,8 +125,8 @@ async def test_s2_each_delivery_goes_to_one_taker(stores: Stores) -> None:
 
 @each_wake
 async def test_s2_next_ready_waits_for_a_wakeup(wake: Wake, stores: Stores) -> None:
-    waiting = asyncio.create_task(stores.scheduler.next_ready(timedelta(seconds=HANG)))
-    await asyncio.wait({waiting}, timeout=0.01)
+    waiting = asyncio.create_task(stores.scheduler.next_ready(HOURS))
+    await turns()
     assert not waiting.done()
     await wake(stores)
     delivery = await asyncio.wait_for(waiting, HANG)
@@ -143,8 +145,9 @@ async def test_s2_a_wakeup_from_another_process_is_seen_within_a_poll(
 ) -> None:
     async with connect(path, clock=clock.seconds) as second:
         scheduler = SqliteScheduler(database, poll=timedelta(milliseconds=10))
-        waiting = asyncio.create_task(scheduler.next_ready(timedelta(seconds=HANG)))
-        await asyncio.wait({waiting}, timeout=0.01)
+        waiting = asyncio.create_task(scheduler.next_ready(HOURS))
+        await turns()
+        await database.run(lambda connection: None)  # its first look is over
         await SqliteScheduler(second).make_ready("w")
         assert await asyncio.wait_for(waiting, HANG)
 
@@ -414,8 +417,7 @@ async def test_s9_a_take_cancelled_before_it_has_the_write_lock_does_not_happen(
     await stores.scheduler.make_ready("w")
     with write_lock(path):
         task = asyncio.create_task(stores.scheduler.next_ready(HOURS))
-        done, _ = await asyncio.wait({task}, timeout=0.02)
-        assert not done
+        await running(database.connection, "BEGIN IMMEDIATE", task)
         await cancelled(task)
     await taken(stores)
 
@@ -424,7 +426,7 @@ async def test_s9_a_wakeup_outlives_the_cancelling_of_whoever_waited_for_it(
     stores: Stores,
 ) -> None:
     waiting = asyncio.create_task(stores.scheduler.next_ready(HOURS))
-    await asyncio.wait({waiting}, timeout=0.01)
+    await turns()
     await stores.scheduler.make_ready("w")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stores import over_sqlite
-from without_durability import Clock, Delivery
+from without_durability import LEASE, Clock, Delivery
 from without_durability_sqlite import Database, SqliteScheduler
 
 HOURS = timedelta(hours=3)
@@ -76,3 +76,16 @@ async def test_s4_a_sleeper_means_its_moment_however_the_clock_is_set(
     assert await queue.next_ready(NOW) is None
     clock.advance(2 * HOURS)
     assert {(await queue.next_ready(NOW)).workflow for _ in range(2)} == {"v", "w"}
+
+
+async def test_what_was_out_and_claimed_is_free_a_lease_after_the_clock_was_set_back(
+    database: Database, clock: Clock
+):
+    """The take that brings the delivery back brings the claim's deadlines back as well."""
+    stores = over_sqlite(database, clock)
+    await taken(stores.scheduler)
+    assert await stores.checkpointer.claim("w", LEASE, LEASE) is not None
+    clock.advance(-HOURS)
+    assert await stores.scheduler.next_ready(NOW) is None
+    clock.advance(LEASE + timedelta(seconds=1))
+    assert await stores.checkpointer.claim("w", LEASE, LEASE) is not None, "it waits for hours"

@@ -8,11 +8,13 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from thread_gates import plain
 from without_durability import LEASE, Fenced, Pass, claimed
-from without_durability_sqlite import Database, SqliteCheckpointer
+from without_durability_sqlite import Database, SqliteCheckpointer, migrate
 from without_durability_sqlite.store import transacted
 
 HANG = 10.0
@@ -216,3 +218,47 @@ async def test_an_effect_that_takes_its_own_claim_away_is_fenced(database):
         await store.transact(holder, "k", effect)
     assert await store.load("w") == {}
     assert await store.renew(holder, timedelta(minutes=1)), "what the effect did was kept"
+
+
+class HalfRead(sqlite3.Cursor):
+    """Fails where the rows of a statement are fetched that has run."""
+
+    def fetchall(self) -> list[object]:
+        if self.connection.fails:  # type: ignore[attr-defined]
+            raise LookupError("halfway")
+        return super().fetchall()
+
+
+class FailsHalfway(sqlite3.Connection):
+    fails = False
+
+    def cursor(self, factory: type[sqlite3.Cursor] = HalfRead) -> sqlite3.Cursor:
+        return super().cursor(factory)
+
+
+async def test_a_half_read_cursor_that_a_kept_error_refers_to_blocks_no_later_write(path: Path):
+    connection = plain(path, factory=FailsHalfway)
+    connection.execute("PRAGMA journal_mode = WAL").close()
+    async with Database(connection) as database:
+        await migrate(database)
+        store = SqliteCheckpointer(database)
+        connection.fails = True
+        with pytest.raises(LookupError, match="halfway") as kept:
+            await store.claim("w", LEASE, LEASE)
+        connection.fails = False
+        assert await store.supply("w", "k", 1) == 1
+        assert await store.claim("w", LEASE, LEASE) is not None, "what failed was kept"
+        assert kept.traceback, "nobody refers to the cursor any more"
+
+
+async def test_a_transaction_that_a_failed_rollback_left_is_no_later_works(database: Database):
+    def refuses(action: int, what: str | None, *_: object) -> int:
+        refused = action == sqlite3.SQLITE_INSERT or what == "ROLLBACK"
+        return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
+
+    database.connection.set_authorizer(refuses)
+    with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+        await SqliteCheckpointer(database).supply("w", "k", 1)
+    database.connection.set_authorizer(None)
+    assert database.connection.in_transaction, "its rollback did not fail"
+    assert await database.run(lambda connection: connection.in_transaction) is False

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from gated import turns
 from stores import Stores
 from without_durability import Blocked, Completed, Fenced, Run, claimed, passing, resume
 
@@ -37,8 +38,8 @@ async def test_a_pass_is_over_only_when_the_steps_that_gather_left_running_are(s
     holder = await claimed(stores.checkpointer, "w")
     passing = asyncio.create_task(resume(holder, stores.checkpointer, body))
     await slow.begun.wait()
-    done, _ = await asyncio.wait({passing}, timeout=0.05)
-    assert not done, "the pass was reported over while its own step was running"
+    await turns()
+    assert not passing.done(), "the pass was reported over while its own step was running"
     slow.gate.set()
     assert await passing == Blocked(frozenset({"approval"}), frozenset())
     assert await stores.checkpointer.load("w") == {"charge": "charged"}
@@ -88,7 +89,8 @@ async def test_a_transaction_left_running_is_waited_for_too(stores: Stores):
     holder = await claimed(stores.checkpointer, "w")
     passing = asyncio.create_task(resume(holder, Gated(), body))  # type: ignore[arg-type]
     await reached.wait()
-    assert not (await asyncio.wait({passing}, timeout=0.05))[0]
+    await turns()
+    assert not passing.done()
     gate.set()
     assert isinstance(await passing, Blocked)
     assert await stores.checkpointer.load("w") == {"move": 1}
@@ -200,7 +202,8 @@ async def test_a_step_in_a_task_older_than_the_pass_is_waited_for(stores: Stores
     holder = await claimed(stores.checkpointer, "w")
     passing = asyncio.create_task(resume(holder, stores.checkpointer, body))
     await slow.begun.wait()
-    assert not (await asyncio.wait({passing}, timeout=0.05))[0]
+    await turns()
+    assert not passing.done()
     slow.gate.set()
     assert isinstance(await passing, Blocked)
     await older

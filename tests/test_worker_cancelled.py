@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import timedelta
 
 import pytest
@@ -20,6 +21,7 @@ from gated import (
     working,
 )
 from stores import Stores, over_sqlite
+from thread_gates import Stop
 from without_durability import (
     Clock,
     MemoryCheckpointer,
@@ -87,24 +89,45 @@ async def test_a_worker_may_be_cancelled_in_any_turn_of_the_loop(body, other_tas
     assert bool(finished) is (body is completing)
 
 
-async def test_a_worker_over_a_file_may_be_cancelled_in_any_turn_of_the_loop(
+async def test_a_worker_over_a_file_may_be_cancelled_in_any_turn_and_at_any_statement(
     database: Database, clock: Clock
 ):
     stores = over_sqlite(database, clock)
     await stores.scheduler.make_ready("w")
-    for turn in range(40):
+    for turn in range(20):
         worker = asyncio.create_task(work(stores.durable, forever, now=clock.now))
-        await turns(turn // 2)
-        if turn % 2:
-            await asyncio.sleep(0.0004 * turn)
+        await turns(turn)
         worker.cancel()
         await asyncio.gather(worker, return_exceptions=True)
-        delivery = await stores.scheduler.next_ready(NOW)
-        assert delivery is not None, f"turn {turn}: the delivery waits for its lease"
-        holder = await stores.checkpointer.claim("w", HOUR, HOUR)
-        assert holder is not None, f"turn {turn}: the claim was kept"
-        await stores.checkpointer.release(holder)
-        await stores.scheduler.wake_at(delivery, clock.now())
+        await assert_nothing_is_waited_out(stores, f"turn {turn}")
+    for n in itertools.count(1):
+        started = asyncio.get_running_loop().create_future()
+
+        async def body(run, started=started):
+            started.set_result(None)
+            await forever()
+
+        stop = Stop(database.connection, n)
+        worker = asyncio.create_task(work(stores.durable, body, now=clock.now))
+        stopped = await stop.stands(started)
+        worker.cancel()
+        await turns()
+        stop.opened.set()
+        await asyncio.gather(worker, return_exceptions=True)
+        await assert_nothing_is_waited_out(stores, f"statement {n}")
+        if not stopped:
+            break
+    assert n > 10, "it takes a look, a take, a claim and a load until the body starts"
+
+
+async def assert_nothing_is_waited_out(stores: Stores, when: str) -> None:
+    """ "w" is visible and free at once; and so it is made again."""
+    delivery = await stores.scheduler.next_ready(NOW)
+    assert delivery is not None, f"{when}: the delivery waits for its lease"
+    holder = await stores.checkpointer.claim("w", HOUR, HOUR)
+    assert holder is not None, f"{when}: the claim was kept"
+    await stores.checkpointer.release(holder)
+    await stores.scheduler.wake_at(delivery, stores.clock.now())
 
 
 async def test_a_delivery_whose_attempt_never_started_is_visible_at_once(bench: Bench):

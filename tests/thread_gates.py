@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gated import turns
 from without_durability_sqlite import Database, SqliteCheckpointer, migrate
 
 HANG = 10.0
@@ -56,9 +57,46 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def stays_outside(task: asyncio.Task[Any]) -> None:
-    done, _ = await asyncio.wait({task}, timeout=0.04)
-    assert not done, "it went ahead past somebody who was inside"
+async def stays_outside(*tasks: asyncio.Future[Any]) -> None:
+    """Give every thread and the loop their turns: who could get past has done so by then."""
+    for _ in range(20):
+        await asyncio.to_thread(int)
+        await turns(5)
+    assert not any(one.done() for one in tasks), "it went ahead past somebody who was inside"
+
+
+class Stop:
+    """Keeps the database's thread where it is about to run its n-th statement, until opened."""
+
+    def __init__(self, connection: sqlite3.Connection, n: int) -> None:
+        self._left, self.begun = n, False
+        self.reached, self.opened = threading.Event(), threading.Event()
+        connection.set_trace_callback(self._traced)
+
+    def _traced(self, sql: str) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.reached.set()
+            self.opened.wait(HANG)
+        elif self._left > 0 and sql == "BEGIN IMMEDIATE":
+            self.begun = True  # an operation begins when it holds the write lock
+
+    async def stands(self, task: asyncio.Future[Any]) -> bool:
+        """Whether the thread has come to it, or else the task to its end."""
+        while not (self.reached.is_set() or task.done()):
+            await asyncio.sleep(0.0002)
+        return self.reached.is_set()
+
+
+async def running(
+    connection: sqlite3.Connection, statement: str, task: asyncio.Future[Any]
+) -> None:
+    """Have the task come to a statement that holds this text, and not to its end."""
+    reached = threading.Event()
+    connection.set_trace_callback(lambda sql: reached.set() if statement in sql else None)
+    await until(lambda: reached.is_set() or task.done())
+    await turns()
+    assert not task.done(), f"it did not stay at {statement}"
 
 
 async def in_time(awaitable: Any) -> Any:

@@ -110,10 +110,12 @@ async def test_k20_a_delivery_cancelled_after_its_take_starts_no_pass(
 
 async def test_k20_a_wakeup_after_the_delete_is_a_new_start(stores: Any) -> None:
     started: list[str] = []
+    acted = asyncio.Event()
 
     async def body(run: Run[Any]) -> None:
         if run.workflow == "w":
             started.append(run.workflow)
+            acted.set()
 
     async def deleted_and_started_afresh() -> None:
         if not started and await stores.durable.delete("w") is not None:
@@ -126,8 +128,7 @@ async def test_k20_a_wakeup_after_the_delete_is_a_new_start(stores: Any) -> None
         worker = asyncio.create_task(
             work(SplitDurable(stores.checkpointer, stores.scheduler), body, now=stores.clock.now)
         )
-        while not started:
-            await asyncio.sleep(0.01)
+        await acted.wait()
         worker.cancel()
         await asyncio.wait([worker])
     assert started == ["w"], "the wakeup that came after the delete was lost or doubled"

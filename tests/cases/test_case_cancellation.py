@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from children import Ended
+from gated import turns
 from older_files import shape
+from thread_gates import stays_outside
 from without_durability import Delivery, Pass, claimed, ready
 from without_durability_sqlite import (
     Database,
@@ -211,7 +213,7 @@ async def test_k3_in_memory_a_take_cancelled_as_its_wakeup_arrives_leaves_it_the
     stores: Any,
 ) -> None:
     task = asyncio.create_task(stores.scheduler.next_ready(timedelta(seconds=5)))
-    await asyncio.sleep(0.01)
+    await turns()
     await stores.scheduler.make_ready("w")
     await cancelled(task)
     assert await stores.scheduler.next_ready(timedelta(0)) is not None
@@ -325,8 +327,7 @@ async def test_k2_what_supply_acknowledged_survives_the_failing_effect_before_it
     for one in asyncio.all_tasks() - {asyncio.current_task()}:
         one.cancel()
     supplied = asyncio.create_task(checkpointer.supply("other", "k", "v"))
-    await asyncio.sleep(0.05)
-    assert not supplied.done(), "a write entered somebody else's transaction"
+    await stays_outside(supplied)
     leave.set()
     await supplied
     assert task.cancelled()
@@ -462,7 +463,8 @@ async def main():
     task = asyncio.create_task(busy())
     await until_inside()
     closing = asyncio.create_task(db.aclose())
-    await asyncio.sleep(0.05)
+    for _ in range(5):
+        await asyncio.sleep(0)
     for one in asyncio.all_tasks() - {asyncio.current_task()}:
         one.cancel()
     await asyncio.wait([closing, task])

@@ -86,11 +86,14 @@ async def test_k7_exit_does_not_wait_for_work_that_never_ends(
 async def test_k7_exit_does_not_wait_for_a_codec_that_never_ends(path: Path, child: Child) -> None:
     ended = child(
         """
+        inside = threading.Event()
+
         class Stuck:
             def encode(self, value):
                 return "1"
             def decode(self, encoded):
                 if threading.current_thread() is not threading.main_thread():
+                    inside.set()
                     time.sleep(60)
                 return 1
 
@@ -99,7 +102,8 @@ async def test_k7_exit_does_not_wait_for_a_codec_that_never_ends(path: Path, chi
             store = SqliteCheckpointer(db, Stuck())
             await store.supply("w", "acknowledged", 1)
             task = asyncio.create_task(store.load("w"))
-            await asyncio.sleep(0.1)
+            while not inside.is_set():
+                await asyncio.sleep(0.01)
             task.cancel()
 
         asyncio.run(main())

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from children import Ended
-from gated import Watched, completing, passed, working
+from gated import Watched, completing, passed, turns, working
 from without_durability import (
     Completed,
     Contended,
@@ -505,7 +505,7 @@ async def test_k42_a_claim_of_the_longest_time_holds(stores: Any) -> None:
 
 async def test_k42_the_longest_look_still_finds_what_arrives(stores: Any) -> None:
     looking = asyncio.create_task(stores.scheduler.next_ready(timedelta.max))
-    await asyncio.sleep(0.02)
+    await turns()
     await stores.scheduler.make_ready("w")
     async with asyncio.timeout(5):
         delivery = await looking

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sqlite3
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
@@ -17,7 +15,7 @@ from test_fault_calls import AT_ONCE, HOUR, WRITES, Scene, rows_of
 
 from gated import turns
 from stores import Stores, over_sqlite
-from thread_gates import HANG, in_time
+from thread_gates import Stop, in_time
 from without_durability import Clock, claimed, ready, work
 from without_durability_sqlite import connect, migrate
 
@@ -59,29 +57,6 @@ def receipts_apart(contents: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """The same, whatever the random part of a receipt is."""
     queue = [(*row[:3], row[3] is not None, *row[4:]) for row in contents["workflow_queue"]]
     return contents | {"workflow_queue": sorted(queue)}
-
-
-class Stop:
-    """Keeps the database's thread where it is about to run its n-th statement, until opened."""
-
-    def __init__(self, connection: sqlite3.Connection, n: int) -> None:
-        self._left, self.begun = n, False
-        self.reached, self.opened = threading.Event(), threading.Event()
-        connection.set_trace_callback(self._traced)
-
-    def _traced(self, sql: str) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self.reached.set()
-            self.opened.wait(HANG)
-        elif self._left > 0 and sql == "BEGIN IMMEDIATE":
-            self.begun = True  # an operation begins when it holds the write lock
-
-    async def stands(self, task: asyncio.Task[Any]) -> bool:
-        """Whether the thread has come to it, or else the task to its end."""
-        while not (self.reached.is_set() or task.done()):
-            await asyncio.sleep(0.0002)
-        return self.reached.is_set()
 
 
 async def cancelled_at_every_statement(

@@ -99,7 +99,7 @@ def pipe(path: Path) -> tuple[Path, str]:
     return path, "cannot open"
 
 
-PLACES = [missing_folder, folder, file_as_folder]
+PLACES = [missing_folder, folder, file_as_folder, folder_as_log]
 POSIX_PLACES = [link_to_nowhere, pipe]
 
 

@@ -168,9 +168,11 @@ async def lose_power_after_each_call(path: Path, disk: Disk) -> None:
 
 
 def main(path: str) -> None:
-    sqlite = ctypes.CDLL(_sqlite3.__file__)
-    if not hasattr(sqlite, "sqlite3_vfs_find"):
-        print("skip: this Python hides its SQLite")
+    try:
+        sqlite = ctypes.CDLL(_sqlite3.__file__)
+        sqlite.sqlite3_vfs_find  # noqa: B018 (looked up where it is asked for)
+    except AttributeError as error:  # the module is built in, or hides its SQLite
+        print(f"skip: {error}")
         return
     asyncio.run(lose_power_after_each_call(Path(path), Disk(sqlite)))
     print("done")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gated import HANG, turns
 from kit.makes import memory
 from stores import over_memory
 from without_durability import Fenced, MemoryCheckpointer, MemoryScheduler, SplitDurable
@@ -100,17 +101,20 @@ async def test_what_a_dead_process_left_running_ends_without_a_sound() -> None:
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
 
+    left = []
+
     async def body(run):
         async def later():
-            await asyncio.sleep(0.002)
+            await turns()
             await run.step("late", nothing, int)
 
-        late = asyncio.create_task(later())
+        left.append(asyncio.create_task(later()))
         await run.step("a", nothing, int)
-        await late
+        await left[-1]
 
     report = await crash_everywhere(body, memory)
-    await asyncio.sleep(0.01)
+    await asyncio.wait(left)
+    left.clear()
     gc.collect()
     assert report.equal, str(report)
     assert complaints == []
@@ -148,3 +152,20 @@ async def test_a_call_that_is_not_written_as_a_coroutine_function_is_a_place_to_
 
     plain = await crash_everywhere(body, memory)
     assert (await crash_everywhere(body, make)).crashes == plain.crashes
+
+
+async def test_a_body_that_waits_on_after_it_died_inside_a_transaction_is_ended_at_once(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The effect's thread cannot end the body, which has heard of its death and goes on."""
+    monkeypatch.setattr(crashing, "GRACE", 10 * HANG)
+
+    async def body(run):
+        try:
+            return await run.transact("t", lambda _: 1, int)
+        except BaseException:
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(HANG):
+        report = await crash_everywhere(body, make)
+    assert (report.result, report.equal) == (1, True), str(report)

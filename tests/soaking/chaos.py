@@ -65,9 +65,10 @@ class Chaos:
                 role = [str(self.folder), str(self.path), name, str(self.options.seed)]
                 command = [sys.executable, "-W", "always", SCRIPT, "--role", *role]
                 path = self.folder / f"{name}.err"
+                choose = random.Random(f"{self.options.seed} what befalls {name}")
                 with path.open("wb") as errors:
                     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors)
-                self.living[slot] = self.lives[name] = Life(name, process, path)
+                self.living[slot] = self.lives[name] = Life(name, process, path, choose)
 
     def bury(self, life: Life) -> float:
         """Look at how it ended, and what it said; the moment to start the next one."""
@@ -78,7 +79,7 @@ class Chaos:
         if code != (-signal.SIGKILL if life.fate in KILLED else 0) or not (life.fate or drained):
             self.books.wrong.append(f"{life.name} was to end by {life.fate or 'nothing'}: {code}")
         self.read(life.name, said)
-        return NEVER if drained else time.time() + self.choose.uniform(0, 0.3)
+        return NEVER if drained else time.time() + life.choose.uniform(0, 0.3)
 
     def read(self, name: str, said: str) -> None:
         """Whatever a process said beside the usual words about blows, pauses and failures."""

@@ -31,6 +31,7 @@ class Life:
     name: str
     process: subprocess.Popen[bytes]
     errors: Path
+    choose: random.Random
     fate: str = ""
     thaw_at: float = NEVER
     end_by: float = NEVER
@@ -39,7 +40,7 @@ class Life:
     def suffer(self, blow: str) -> None:
         self.story.append(f"{blow} at {time.time():.2f}")
         if blow == "freeze":
-            self.thaw_at = time.time() + random.uniform(1.2, 2.5) * LEASE.total_seconds()
+            self.thaw_at = time.time() + self.choose.uniform(1.2, 2.5) * LEASE.total_seconds()
         else:
             self.fate, self.end_by = blow, time.time() + 30
         self.process.send_signal(BLOWS[blow][0])

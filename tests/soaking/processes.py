@@ -168,9 +168,9 @@ class Bodies:
                 await self.transact(run, f"message {entry.key}", amount)
 
 
-async def worker(folder: Path, path: Path, life: str) -> None:
+async def worker(folder: Path, path: Path, life: str, seed: int) -> None:
     log, stopping = Log(folder / "outside.log", life=life, pid=os.getpid()), asyncio.Event()
-    loop, chance = asyncio.get_running_loop(), random.Random(life)
+    loop, chance = asyncio.get_running_loop(), random.Random(f"{seed} {life}")
     ambush: list[None] = []
 
     def traced(statement: str) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from without_durability import (
-    SplitDurable,
-)
+from without_durability import INBOX, SplitDurable
 
 from .breaking import breaks
 
@@ -48,6 +46,32 @@ class DeleteOnlyCancels(SplitDurable):
     async def delete(self, workflow):
         await self.scheduler.cancel(workflow)
         return 0
+
+
+@breaks("D3", "delete left records behind")
+class DeleteKeepsTheMessages(SplitDurable):
+    async def delete(self, workflow):
+        records = self.checkpointer.hashes.get(workflow, {})
+        count = await super().delete(workflow)
+        if count:
+            self.checkpointer.hashes[workflow] = {
+                key: stored for key, stored in records.items() if key.startswith(INBOX)
+            }
+        return count
+
+
+@breaks("D3", "delete of nothing counts something")
+class DeleteCountsTheWorkflow(SplitDurable):
+    async def delete(self, workflow):
+        return await super().delete(workflow) or 1
+
+
+@breaks("D3", "delete of no records answered")
+class DeleteCountsTheWakeup(SplitDurable):
+    async def delete(self, workflow):
+        queue = self.scheduler
+        waits = any(workflow in one for one in (queue.queue, queue.outstanding, queue.sleeping))
+        return await super().delete(workflow) or int(waits)
 
 
 @breaks("D4", "queued what it had not recorded")

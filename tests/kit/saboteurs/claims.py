@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from without_durability import (
-    Fenced,
-    Pass,
-)
+from without_durability import INBOX, Entry, Fenced, Pass, inbox_key
 
 from .breaking import Records, breaks
 
@@ -221,6 +218,29 @@ class ADiscardMiscounts(Records):
         return min(await super().discard(workflow), 1)
 
 
+@breaks("C14", "discard left records behind")
+class ADiscardKeepsTheMessages(Records):
+    async def discard(self, workflow):
+        records = self.hashes.get(workflow, {})
+        kept = {key: stored for key, stored in records.items() if key.startswith(INBOX)}
+        count = await super().discard(workflow)
+        if kept:
+            self.hashes[workflow] = kept
+        return count
+
+
+@breaks("C14", "discard of nothing counts something")
+class ADiscardCountsTheWorkflow(Records):
+    async def discard(self, workflow):
+        return await super().discard(workflow) or 1
+
+
+@breaks("C14", "discard of no records answered")
+class ADiscardCountsTheClaim(Records):
+    async def discard(self, workflow):
+        return await super().discard(workflow) or int(workflow in self.claims)
+
+
 @breaks("C15", "cannot be claimed at once")
 class AReleaseWaitsForTheLease(Records):
     async def release(self, holder):
@@ -256,6 +276,14 @@ class ACancelledAppendIsMadeTwice(Records):
             await super().append(workflow, value)
             raise
         return entry
+
+
+@breaks("C17", "lost its place")
+class TheNewestMessageSortsFirst(Records):
+    async def append(self, workflow, value):
+        key = inbox_key(1000 - len(self.hashes.get(workflow, {})))
+        self.put(workflow, key, value)
+        return Entry(key, value)
 
 
 @breaks("C17", "recorded False, effect True")

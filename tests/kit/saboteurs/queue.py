@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from datetime import timedelta
 
 from without_durability import (
@@ -28,6 +29,12 @@ class AWakeupWhileItRunsIsLost(Queue):
             await super().make_ready(workflow)
 
 
+@breaks("S2", "nothing was made ready")
+class AQueueBeginsWithAWakeup(Queue):
+    def __init__(self, **options):
+        super().__init__(deque(["the first"]), **options)
+
+
 @breaks("S2", "the one that was ready is taken")
 class ATakeIsNotExclusive(Queue):
     async def next_ready(self, within):
@@ -37,7 +44,7 @@ class ATakeIsNotExclusive(Queue):
         return delivery
 
 
-@breaks("S2", "its lease is not over")
+@breaks("S2", "its lease is not over, and yet Delivery")
 class ALeaseIsTooShort(Queue):
     async def next_ready(self, within):
         delivery = await super().next_ready(within)
@@ -179,6 +186,22 @@ class WakeDueReportsAgain(Queue):
     async def wake_due(self, now):
         due = await super().wake_due(now)
         return due or tuple(self.queue)
+
+
+@breaks("S7", "were woken where 'early' was due")
+class WakeDueReportsWhoSleepsOn(Queue):
+    async def wake_due(self, now):
+        due = await super().wake_due(now)
+        return due and (*due, *self.sleeping)
+
+
+@breaks("S7", "the other one sleeps")
+class OneThatIsDueWakesTheOthers(Queue):
+    async def wake_due(self, now):
+        due = await super().wake_due(now)
+        for workflow in [*self.sleeping] if due else []:
+            await self.make_ready(workflow)
+        return due
 
 
 @breaks("S8", "a receipt given before")

@@ -87,6 +87,15 @@ class WakeDueLooksThenMoves(Queue):
         return tuple(due)
 
 
+@breaks("S7", "four woke it at once, and it was taken and done")
+class WakeDueReportsOnceAndMovesAsOftenAsAsked(Queue):
+    async def wake_due(self, now):
+        due = [workflow for workflow, when in self.sleeping.items() if when <= now]
+        await asyncio.sleep(0)
+        self.queue.extend(due)
+        return tuple(workflow for workflow in due if self.sleeping.pop(workflow, None))
+
+
 @breaks("C17", "freed the holder's")
 class ACancelledClaimFreesWhoeverHolds(Records):
     async def claim(self, workflow, budget, alive):

@@ -169,6 +169,73 @@ class AnEffectsErrorIsWrapped(Records):
             raise LookupError("transact failed") from error
 
 
+@breaks("C12", "a result that cannot be encoded")
+class AnUnstorableResultIsStoredAsText(Records):
+    async def transact(self, holder, key, effect):
+        def told(handed):
+            result = effect(handed)
+            try:
+                self.codec.encode(result)
+            except (TypeError, ValueError):
+                return repr(result)
+            return result
+
+        return await super().transact(holder, key, told)
+
+
+@breaks("C12", "of the effects")
+class AnUnstorableResultLeavesItsEffect(Records):
+    async def transact(self, holder, key, effect):
+        try:
+            return await super().transact(holder, key, effect)
+        except (TypeError, ValueError):
+            self.data[key] = True
+            raise
+
+
+@breaks("C12", "is not tried again")
+class AFailedStepIsGivenUp(Records):
+    async def transact(self, holder, key, effect):
+        failed = vars(self).setdefault("failed", set())
+        if key in failed:
+            return None
+        try:
+            return await super().transact(holder, key, effect)
+        except LookupError:
+            failed.add(key)
+            raise
+
+
+@breaks("C12", "of the effects")
+class AFailedEffectIsUndoneWhenItIsTriedAgain(Records):
+    async def transact(self, holder, key, effect):
+        failed = vars(self).setdefault("failed", set())
+        if key in failed:
+            self.data.pop(f"half of {key}", None)
+        try:
+            return await super().transact(holder, key, effect)
+        except LookupError:
+            failed.add(key)
+            self.data[f"half of {key}"] = True
+            raise
+
+
+@breaks("C12", "of the effects")
+class AnEffectThatIsTriedAgainIsLost(Records):
+    async def transact(self, holder, key, effect):
+        failed = vars(self).setdefault("failed", set())
+        before = {**self.data}
+        try:
+            value = await super().transact(holder, key, effect)
+        except LookupError:
+            failed.add(key)
+            raise
+        if key in failed:
+            self.data.clear()
+            self.data.update(before)
+        return value
+
+
 @breaks("C13", "two supplies of one key answered")
 class TheLastSupplyWins(Records):
     async def supply(self, workflow, key, value):
