@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import IO
 
 PREAMBLE = """
-import asyncio, gc, os, random, sqlite3, sys, threading, time, warnings
+import asyncio, gc, os, random, signal, sqlite3, sys, threading, time, warnings
 from datetime import UTC, datetime, timedelta
 from without_durability import *
 from without_durability_sqlite import *
 from without_durability_sqlite.store import transacted
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
 path, *arguments = sys.argv[1:] or [""]
 MIN = timedelta(minutes=1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -65,4 +65,10 @@ async def test_an_idle_worker_notices_that_its_file_is_gone(database: Database, 
 async def test_a_clock_that_gives_no_moment_is_named(path: Path, reading: float):
     async with connect(path, clock=lambda: reading) as database:
         with pytest.raises(ValueError, match=r"clock.*no moment"):
+            await SqliteScheduler(database).prepare()
+
+
+async def test_a_clock_that_gives_something_else_than_seconds_is_named(path: Path):
+    async with connect(path, clock=lambda: datetime.now(UTC)) as database:
+        with pytest.raises(TypeError, match="clock must give seconds, not datetime"):
             await SqliteScheduler(database).prepare()

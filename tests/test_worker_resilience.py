@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import re
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -21,6 +22,7 @@ from gated import (
 )
 from without_durability import (
     CONTENDED,
+    ScheduledWakeup,
     SplitDurable,
     work,
 )
@@ -295,3 +297,45 @@ async def test_a_pass_on_a_loop_that_is_not_blocked_warns_of_nothing():
     async with listening() as heard, bench.working(body, durable):
         await bench.answers.get()
     assert heard.messages == []
+
+
+class Falsy(Exception):
+    """As an error over an empty list of errors would be."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Truthless(Exception):
+    def __bool__(self) -> bool:
+        raise LookupError("no truth in it")
+
+
+@pytest.mark.parametrize("error", [Falsy, Truthless])
+async def test_an_error_is_logged_whatever_its_truth_is(bench: Bench, caplog, monkeypatch, error):
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # the traceback module asks as well
+
+    async def body(run):
+        if run.workflow == "bad":
+            raise error("of its own")
+
+    async with bench.working(body):
+        await bench.queue.make_ready("bad")
+        await bench.pause("bad")
+        await bench.queue.make_ready("good")
+        assert await bench.answers.get() == ("good", None)
+    if error is Falsy:
+        (record,) = [one for one in caplog.records if "'bad' failed" in one.getMessage()]
+        assert record.exc_info[0] is error
+
+
+async def test_a_wait_of_ones_own_until_a_naive_moment_is_its_workflows_own_failure(bench: Bench):
+    async def body(run):
+        if run.workflow == "bad":
+            raise run.note(ScheduledWakeup("wait", datetime(2030, 1, 1)))  # noqa: DTZ001
+
+    async with bench.working(body, limit=1):
+        await bench.queue.make_ready("bad")
+        assert about(await bench.pause("bad"), timedelta(seconds=1))
+        await bench.queue.make_ready("good")
+        assert await bench.answers.get() == ("good", None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .interfaces import Durable
 from .outcomes import Sleeping
-from .retrying import is_permanent, pause_after, persist
+from .retrying import is_permanent, pause_after, persist, traced
 from .settling import settle
 from .signals import Contended, Fenced
 from .stepwise import Run, extending, resume
@@ -258,7 +258,7 @@ class Attempt:
             shown(self.workflow),
             self._policy.failures[self.workflow],
             pause.total_seconds(),
-            exc_info=error,
+            exc_info=traced(error),
         )
         await self._look_again(pause)
 
@@ -311,7 +311,7 @@ class Attempt:
                 "the %s of workflow %s failed: it waits for its lease to end",
                 doing,
                 shown(self.workflow),
-                exc_info=error,
+                exc_info=traced(error),
             )
             return None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from .checks import check_aware
 from .signals import Interruption
 from .values import refuse_assignment
 
@@ -74,9 +75,10 @@ class MessageNeeded(Suspended):
 
 
 class ScheduledWakeup(Suspended):
-    """The step `key` sleeps until `due`."""
+    """The step `key` sleeps until `due`, which is aware: `ValueError` for a naive moment."""
 
     def __init__(self, key: str, due: datetime) -> None:
+        check_aware("due", due)
         super().__init__(key, f"{due.isoformat()}")
         self.due = due
 

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .interfaces import Scheduler
 
@@ -35,6 +35,11 @@ def pause_after(attempts: int, first: timedelta = FIRST, cap: timedelta = CAP) -
     doublings = min(attempts - 1, 30)
     jitter: float = random.uniform(1 - JITTER, 1 + JITTER)
     return min(first * 2.0**doublings, cap) * jitter
+
+
+def traced(error: BaseException) -> tuple[type[BaseException], BaseException, Any]:
+    """An error for a log: the exception alone would be asked for its truth, which is its own."""
+    return type(error), error, error.__traceback__
 
 
 def is_permanent(scheduler: Scheduler, error: Exception) -> bool:

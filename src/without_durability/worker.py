@@ -13,7 +13,7 @@ from .attempt import RENEWALS, Attempt, Policy, logger
 from .checks import check_aware
 from .durations import check_duration, check_wait
 from .interfaces import Durable, Effect, Scheduler
-from .retrying import persist
+from .retrying import persist, traced
 from .settling import settle
 from .stepwise import Run, now_utc
 from .values import BUDGET, LEASE, Delivery
@@ -236,7 +236,9 @@ async def _made(attempt: Attempt, unstarted: set[Attempt], slots: asyncio.Semaph
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to end with: that very one, and no group. Others that came with it are logged."""
     for other in failures.exceptions[1:]:
-        logger.error("another error came with the one that ended the worker", exc_info=other)
+        logger.error(
+            "another error came with the one that ended the worker", exc_info=traced(other)
+        )
     return failures.exceptions[0]
 
 

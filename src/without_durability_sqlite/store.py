@@ -363,6 +363,8 @@ class Database:
     def _now(self) -> float:
         """The clock's reading; `ValueError` for one that is no moment."""
         now = self.clock()
+        if not isinstance(now, (int, float)):
+            raise TypeError(f"the database's clock must give seconds, not {type(now).__name__}")
         if not 0 <= now < _TOO_LATE:
             raise ValueError(f"the database's clock reads {now!r}, which is no moment since 1970")
         return now

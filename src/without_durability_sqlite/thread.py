@@ -184,7 +184,10 @@ class Job(Generic[T]):
             return
         report = {"message": "database work failed after its caller had gone", "exception": error}
         if not self._told(self._loop.call_exception_handler, report):
-            logger.error("database work failed after its event loop had closed", exc_info=error)
+            logger.error(
+                "database work failed after its event loop had closed",
+                exc_info=(type(error), error, error.__traceback__),
+            )
 
 
 class Hold:

@@ -13,7 +13,7 @@ import pytest
 from kit.makes import memory, over_file
 from stores import over_memory
 from without_durability import MemoryCheckpointer, MemoryScheduler, SplitDurable
-from without_durability.testing import CrashReport, Unfinished, crash_everywhere
+from without_durability.testing import CrashReport, Unfinished, crash_everywhere, crashing
 
 DAY = timedelta(days=1)
 
@@ -350,3 +350,33 @@ async def test_what_is_no_effect_is_refused_as_the_runner_refuses_it() -> None:
     with pytest.raises(Unfinished) as unfinished:
         await crash_everywhere(body, memory, passes=1)
     assert "effect must be callable" in str(unfinished.value.__cause__)
+
+
+async def test_a_result_that_cannot_be_compared_is_not_equal() -> None:
+    results = itertools.count()
+
+    async def body(run):
+        await run.step("a", nothing, int)
+        return next(results)
+
+    report = await crash_everywhere(body, memory)
+    assert (report.differences, report.unsteady) == ((), ("the result",))
+    assert not report.equal
+
+
+async def test_a_pass_that_never_ends_is_unfinished(monkeypatch) -> None:
+    async def body(run):
+        await run.step("a", asyncio.Event().wait, str)
+
+    monkeypatch.setattr(crashing, "HANG", 0.05)
+    monkeypatch.setattr(crashing, "GRACE", 0.02)
+    with pytest.raises(Unfinished, match=r"a pass did not end within 0\.05 s"):
+        await crash_everywhere(body, memory)
+
+
+async def test_what_a_body_raised_is_in_the_text_about_it() -> None:
+    async def body(run):
+        raise LookupError("the reason")
+
+    with pytest.raises(Unfinished, match=r"within 2 passes: LookupError\('the reason'\)"):
+        await crash_everywhere(body, memory, passes=2)

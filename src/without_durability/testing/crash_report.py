@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+RESULT = "the result"
+"""What a difference in it is called, and what is `unsteady` where it cannot be compared."""
+
 Kind: TypeAlias = Literal["step", "transact", "sleep", "awaiting", "receive", "pending"]
 
 
@@ -49,8 +52,11 @@ class CrashReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every crash left the final result and the records as they are without one."""
-        return not self.differences
+        """Whether every crash left the final result and the records as they are without one.
+
+        Not if the result is `unsteady`: then nobody can tell. A record that is, is left out.
+        """
+        return not self.differences and RESULT not in self.unsteady
 
     @property
     def at_least_once(self) -> tuple[str, ...]:

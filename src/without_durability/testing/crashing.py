@@ -16,7 +16,7 @@ from ..signals import Contended
 from ..stepwise import Outcome, Run, resume
 from ..values import BUDGET, INBOX, LEASE, shown
 from .basics import Clock
-from .crash_report import Crashed, CrashReport, StepReport
+from .crash_report import RESULT, Crashed, CrashReport, StepReport
 from .mortal import MortalRun, MortalStore, Process, Seen
 
 T = TypeVar("T")
@@ -34,12 +34,16 @@ GRACE = 5.0
 """Seconds of real time in which the body of a dead process must end, once it is cancelled."""
 
 
+HANG = 60.0
+"""Seconds of real time that a pass may take: an effect that never returns hangs for that long."""
+
+
 class Unfinished(Exception):
     """The workflow does not end; the text says why, and the cause is what its body raised last."""
 
 
 class Immortal(Unfinished):
-    """A body that goes on after its process died: nothing that is tried beside it would be true."""
+    """A body that does not end: nothing that is tried beside it would be true."""
 
 
 async def crash_everywhere(
@@ -63,8 +67,8 @@ async def crash_everywhere(
     tried again, as by a worker.
 
     Raises `Unfinished` when the run without a crash does not end within `passes` passes, or waits
-    for what nobody answers, or when a body cannot be ended. What else happens after a crash is
-    never raised, but reported.
+    for what nobody answers; and when a pass takes a minute of real time, or goes on after its
+    process died. What else happens after a crash is never raised, but reported.
     """
     runs = _Runs(body, make, workflow, dict(answers), tuple(messages), passes)
     plain, again = await runs.without_a_crash(), await runs.without_a_crash()
@@ -139,8 +143,7 @@ class _Runs:
         except Immortal:
             raise
         except Unfinished as unfinished:
-            cause = unfinished.__cause__
-            ended.unfinished = f"{unfinished}" + (f": {cause!r}" if cause is not None else "")
+            ended.unfinished = str(unfinished)
         return ended
 
     async def _run(self, ended: _Ended, dying_at: int | None) -> None:
@@ -166,7 +169,8 @@ class _Runs:
                     return
                 elif not await answered.by(left.reached):
                     _wait(clock, left)
-        raise Unfinished(f"it did not end within {self.passes} passes") from left.error
+        why = f": {left.error!r}" if left.error is not None else ""
+        raise Unfinished(f"it did not end within {self.passes} passes{why}") from left.error
 
     async def _lived(
         self, process: Process, durable: Durable[Any], clock: Clock, left: _Left
@@ -174,9 +178,13 @@ class _Runs:
         """One pass of a process that may die in it; whether there was anything to do."""
         process.task = asyncio.ensure_future(self._passed(process, durable, clock, left))
         warned = False
+        loop = asyncio.get_running_loop()
+        until = loop.time() + HANG
         try:
             while not process.task.done():
                 await asyncio.wait((process.task,), timeout=GRACE)
+                if process.died is None and not process.task.done() and loop.time() >= until:
+                    raise Immortal(f"a pass did not end within {HANG:g} s of real time")
                 if process.died is not None and not process.task.done():
                     if warned:
                         raise Immortal(
@@ -288,8 +296,9 @@ def _wait(clock: Clock, left: _Left) -> None:
         keys = ", ".join(map(shown, left.outcome.keys))
         raise Unfinished(f"it waits for {keys}, and neither answers nor messages hold more")
     else:
+        why = f": {left.error!r}" if left.error is not None else ""
         raise Unfinished(
-            f"nothing is ready although it has not ended: {_UNDER_ANOTHER_CLOCK}"
+            f"nothing is ready although it has not ended: {_UNDER_ANOTHER_CLOCK}{why}"
         ) from left.error
 
 
@@ -314,7 +323,7 @@ def _differences(plain: _Ended, other: _Ended) -> list[tuple[str, str]]:
     differences = []
     if _unlike(other.result, plain.result):
         differences.append(
-            ("the result", f"the result was {shown(other.result)}, not {shown(plain.result)}")
+            (RESULT, f"the result was {shown(other.result)}, not {shown(plain.result)}")
         )
     for key in {**plain.records, **other.records}:
         if key not in other.records:

@@ -34,6 +34,11 @@ __all__ = [
     "check_c16_every_value_crosses_the_codec_both_ways",
 ]
 
+MANY = 150
+"""More records than a store that pages would give at once."""
+
+LONG_TEXT = "x" * 70_000
+
 
 async def check_c1_load_keeps_the_order_of_first_writing(subject: Subject) -> None:
     """C1: every record in the order its key was first written; a losing write moves nothing."""
@@ -56,8 +61,14 @@ async def check_c1_load_keeps_the_order_of_first_writing(subject: Subject) -> No
         await store.supply("w", "first", "late")
         for write in (await at.writes("first")).values():
             await write(holder)
+        await store.supply("w", "nothing", None)
+        written["nothing"] = None
         loaded = list((await store.load("w")).items())
         expect(loaded == [*written.items()], f"load gave {loaded}, written were {written}")
+        for number in range(MANY):
+            await store.supply("many", f"{number}", number)
+        count = len(await store.load("many"))
+        expect(count == MANY, f"of {MANY} records load gave {count}")
 
 
 async def check_c2_history_tells_the_moment_of_the_winning_write(subject: Subject) -> None:
@@ -292,7 +303,7 @@ async def check_c13_supply_keeps_the_first_and_append_keeps_the_order(subject: S
         answer = await store.supply("recorded", "k", "second")
         expect(answer == "first", f"a supply of 'second' after a record answered {answer!r}")
 
-        entries = [await store.append("w", number) for number in range(2)]
+        entries = [await store.append("w", number) for number in (0, 1, 1)]
         at.clock.advance(-MINUTE)
         entries.append(await store.append("w", 2))
         keys = [entry.key for entry in entries]
@@ -308,7 +319,7 @@ async def check_c13_supply_keeps_the_first_and_append_keeps_the_order(subject: S
         at_once = await together(*(store.append("w", number) for number in range(4, 9)))
         keys.append(entries[-1].key)
         distinct = {*keys, *(entry.key for entry in at_once)}
-        expect(len(distinct) == 9, "two messages were filed under one key")
+        expect(len(distinct) == 10, "two messages were filed under one key")
         expect(all(key.startswith(INBOX) for key in distinct), f"{distinct} are no inbox keys")
         expect(
             keys[-1] > inbox_key(supplied), "a message sorts before one the workflow held already"
@@ -331,7 +342,14 @@ async def check_c16_every_value_crosses_the_codec_both_ways(subject: Subject) ->
 
         def value() -> dict[str, object]:
             text = "é\0\U0001f600"
-            return {"list": [1, 2], "tuple": (1, 2), "none": None, text: text, "long": "x" * 70_000}
+            numbers = [2**60 + 1, 1.5, 0.1, True, -(2**70)]
+            return {
+                "numbers": numbers,
+                "tuple": (1, 2),
+                "none": None,
+                text: text,
+                "long": LONG_TEXT,
+            }
 
         async def appended(value: object) -> object:
             return (await store.append("w", value)).value

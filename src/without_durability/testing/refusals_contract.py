@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from ..interfaces import claimed
 from ..values import INBOX, INBOX_DIGITS, INBOX_SUPPLIED, inbox_key, shown
-from .subject import LONG, MINUTE, UNSTORABLE, Subject, expect, expect_refused
+from .subject import LONG, MINUTE, NOW, UNSTORABLE, Subject, expect, expect_refused
 
 __all__ = [
     "check_c18_the_inbox_space_is_the_stores",
@@ -15,7 +15,8 @@ __all__ = [
 
 TEXTS = (
     *("", " ", "a", "A", "a ", " a", "a\0", "a\0b", "'; --", "%", "_", "1", "01", "1.0"),
-    *("é", "e\u0301", "\U0001f600", "x" * 10_000, "x" * 10_000 + "y"),
+    *("é", "e\u0301", "\U0001f600", "\U0001f601", "x" * 10_000, "x" * 10_000 + "y"),
+    *("a/b", "a\\b", "a%2Fb", "a\nb", "a\r\nb", "x" * 70_000, "x" * 70_000 + "y"),
 )
 """Ids that are all different, each of them fit for a workflow, and but for "" for a key."""
 
@@ -97,6 +98,10 @@ async def check_c19_what_cannot_be_stored_is_refused_first(subject: Subject) -> 
             "an id, appended to,": lambda: store.append(lone, 1),
             "an id, claimed,": lambda: store.claim(lone, LONG, LONG),
             "an id, made ready,": lambda: at.scheduler.make_ready(lone),
+            "an id that is no text": lambda: store.claim(7, LONG, LONG),  # type: ignore[arg-type]
+            "a key that is no text": lambda: store.supply("w", 7, 1),  # type: ignore[arg-type]
+            "a budget of nothing": lambda: store.claim("idle", NOW, LONG),
+            "a life of nothing": lambda: store.claim("idle", LONG, NOW),
             "a value": lambda: store.record(holder, "k", unstorable),
             "a supplied value": lambda: store.supply("w", "k", unstorable),
             "a message": lambda: store.append("w", unstorable),
@@ -110,6 +115,7 @@ async def check_c19_what_cannot_be_stored_is_refused_first(subject: Subject) -> 
                 (TypeError, ValueError), call(), f"{name} that cannot be stored is not refused"
             )
         await at.expect_quiet("whatever would have made it ready was refused")
+        expect(await at.is_free("idle"), "a refused claim left something of itself behind")
         deep: list[object] = []
         for _ in range(100_000):
             deep = [deep]

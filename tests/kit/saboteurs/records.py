@@ -377,3 +377,41 @@ class IdsAreTrimmed(Records):
 
     async def load(self, workflow):
         return await super().load(workflow.strip())
+
+
+@breaks("C1", "load gave")
+class NoneIsNotLoaded(Records):
+    async def load(self, workflow):
+        return {k: v for k, v in (await super().load(workflow)).items() if v is not None}
+
+
+@breaks("C1", "of 150 records load gave 100")
+class LoadGivesAPage(Records):
+    async def load(self, workflow):
+        return dict(list((await super().load(workflow)).items())[:100])
+
+
+@breaks("C13", "filed under one key")
+class EqualMessagesAreOne(Records):
+    async def append(self, workflow, value):
+        for key, held in (await self.load(workflow)).items():
+            if key.startswith(INBOX) and held == value:
+                return Entry(key, held)
+        return await super().append(workflow, value)
+
+
+@breaks("C19", "left something of itself behind")
+class ARefusedClaimIsHalfAClaim(Records):
+    async def claim(self, workflow, budget, alive):
+        try:
+            return await super().claim(workflow, budget, alive)
+        except ValueError:
+            if workflow == "idle":
+                await super().claim(workflow, timedelta(days=1), timedelta(days=1))
+            raise
+
+
+@breaks("C19", "an id that is no text")
+class AnIdMayBeANumber(Records):
+    async def claim(self, workflow, budget, alive):
+        return await super().claim(str(workflow), budget, alive)
