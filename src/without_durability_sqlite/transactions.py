@@ -164,8 +164,8 @@ _ENDED = (
 def handed_over(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
     """Run `work` on the connection and take the connection back as it was handed over.
 
-    A transaction left open is rolled back, with a `RuntimeError` where `work` raised nothing; so
-    does a statement left half-read, which would block later writes, end with an error.
+    A transaction left open is rolled back, and a statement left half-read, which would block later
+    writes, is let go: each with a `RuntimeError` where `work` raised nothing.
     """
     state = _state(connection, _FACTORIES + _MODES)
     was_reading = is_reading(connection)
