@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract import cancelled
+from losses import deleted, renamed, replaced
 from stores import over_sqlite
 from systems import posix_files
 from thread_gates import (
@@ -293,19 +293,6 @@ async def test_a_stop_iteration_reaches_the_caller_as_the_cause_of_a_runtime_err
 
 
 # --- the file underneath ------------------------------------------------------------------------
-
-
-def deleted(path: Path) -> None:
-    path.unlink()
-
-
-def renamed(path: Path) -> None:
-    path.rename(path.with_suffix(".moved"))
-
-
-def replaced(path: Path) -> None:
-    path.rename(path.with_suffix(".moved"))
-    path.write_bytes(b"")
 
 
 @posix_files

@@ -14,6 +14,7 @@ from test_fault_calls import AWAY_FROM_THE_FILE, CALLS, Scene, taking
 from test_fault_inside import database_calls
 
 from gated import HANG, completing
+from losses import deleted, renamed, replaced
 from stores import Stores, over_sqlite
 from systems import posix_files
 from thread_gates import in_time
@@ -32,19 +33,6 @@ MILLISECOND = timedelta(milliseconds=1)
 @pytest.fixture
 async def scene(database: Database, clock: Clock) -> Scene:
     return await Scene.over(over_sqlite(database, clock))
-
-
-def deleted(path: Path) -> None:
-    path.unlink()
-
-
-def renamed(path: Path) -> None:
-    path.rename(path.with_suffix(".moved"))
-
-
-def replaced(path: Path) -> None:
-    path.rename(path.with_suffix(".moved"))
-    path.write_bytes(b"")
 
 
 def restored(path: Path) -> None:

@@ -18,6 +18,7 @@ from ..values import BUDGET, INBOX, LEASE, shown
 from .basics import Clock
 from .crash_report import RESULT, Crashed, CrashReport, StepReport
 from .mortal import MortalRun, MortalStore, Process, Seen
+from .subject import is_told_to_end
 
 T = TypeVar("T")
 
@@ -304,8 +305,7 @@ def _wait(clock: Clock, left: _Left) -> None:
 
 def _was_cancelled(error: BaseException) -> bool:
     """Whether somebody cancelled this pass; a body can raise the same of its own accord."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return isinstance(error, asyncio.CancelledError) and is_told_to_end()
 
 
 def _unlike(one: object, other: object) -> bool:

@@ -93,14 +93,12 @@ class MortalStore:
         return call
 
     async def record(self, holder: Pass, key: str, value: object) -> Any:
-        self._process.place(
-            f"after the effect of {key!r} and before its record"
-            if self._process.seen.kinds.get(key) == "step"
-            else f"before record of {key!r}"
+        follows_effect = self._process.seen.kinds.get(key) == "step"
+        return await self._made(
+            f"record of {key!r}",
+            lambda: self._store.record(holder, key, value),
+            f"after the effect of {key!r} and before its record" if follows_effect else None,
         )
-        recorded = await self._store.record(holder, key, value)
-        self._process.place(f"after record of {key!r}")
-        return recorded
 
     async def transact(self, holder: Pass, key: str, effect: Any) -> Any:
         """Counts the effect once it is committed, and can die inside its transaction."""
@@ -121,8 +119,10 @@ class MortalStore:
 
         return await self._made(f"transact of {key!r}", call)
 
-    async def _made(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        self._process.place(f"before {name}")
+    async def _made(
+        self, name: str, call: Callable[[], Awaitable[Any]], before: str | None = None
+    ) -> Any:
+        self._process.place(before or f"before {name}")
         try:
             answer = await call()
         finally:

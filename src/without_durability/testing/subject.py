@@ -76,7 +76,7 @@ class Opened:
 
     async def is_free(self, workflow: str) -> bool:
         """Whether nobody holds the workflow. Asking claims it, for ten minutes."""
-        return await self.checkpointer.claim(workflow, 10 * MINUTE, 10 * MINUTE) is not None
+        return await self.checkpointer.claim(workflow, LONG, LONG) is not None
 
     async def writes(self, key: str = "step") -> dict[str, Write]:
         """The calls that write under a claim; `transact` where the store can commit an effect."""
@@ -211,7 +211,7 @@ async def cancelled_in_every_turn(
         try:
             answer: T | None = await task
         except asyncio.CancelledError:
-            if _is_told_to_end():
+            if is_told_to_end():
                 raise
             answer = None
         await settled(workflow, answer)
@@ -236,7 +236,7 @@ async def cancelled_in_every_turn(
             await cancelled_once(f"{part} of {_PARTS} parts of its time", for_part)
 
 
-def _is_told_to_end() -> bool:
+def is_told_to_end() -> bool:
     """Whether it is this very task that somebody cancelled."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0
