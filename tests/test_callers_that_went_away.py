@@ -100,4 +100,5 @@ async def test_c17_a_write_that_had_begun_when_its_caller_was_cancelled_happens_
         await clock.reached()
         await cancelled(task)
         clock.open()
+        await database.run(lambda connection: None)  # which waits behind it
         assert await store.load("w") == {"step": 1}

@@ -14,9 +14,11 @@ from thread_gates import (
     CALLS,
     HANG,
     THREAD,
+    Stop,
     fail,
     in_time,
     occupied,
+    reading,
     stays_outside,
     until,
 )
@@ -80,7 +82,7 @@ async def test_use_after_closing_is_a_programming_error(path, call):
         await in_time(CALLS[call](database))
 
 
-@pytest.mark.parametrize("call", ["run", "supply", "load"])
+@pytest.mark.parametrize("call", ["run", "supply"])
 async def test_what_waits_behind_a_close_is_a_programming_error_too(guarded, call):
     gate, task = await occupied(guarded)
     close = asyncio.create_task(guarded.aclose())
@@ -89,5 +91,20 @@ async def test_what_waits_behind_a_close_is_a_programming_error_too(guarded, cal
     await stays_outside(behind)
     gate.opened.set()
     await in_time(asyncio.gather(task, close))
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        await in_time(behind)
+
+
+async def test_closing_waits_for_a_read_and_the_next_one_is_a_programming_error(guarded):
+    stop = Stop(1, await reading(guarded))
+    inside = asyncio.create_task(SqliteCheckpointer(guarded).load("w"))
+    await until(stop.reached.is_set)
+    close = asyncio.create_task(guarded.aclose())
+    await stays_outside(close)
+    behind = asyncio.create_task(CALLS["load"](guarded))
+    await stays_outside(close)
+    stop.opened.set()
+    await in_time(close)
+    assert await in_time(inside) == {}
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         await in_time(behind)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gated import listening
-from thread_gates import running
+from thread_gates import reading, running
 from without_durability import Run, work
 from without_durability_sqlite import (
     Database,
@@ -54,8 +54,9 @@ async def test_an_idle_worker_notices_that_its_file_is_gone(database: Database, 
     async def body(run: Run) -> None: ...
 
     async with listening():
+        looking = await reading(database)
         worker = asyncio.create_task(work(durable, body))
-        await running(database.connection, "EXISTS", worker)
+        await running(looking, "EXISTS", worker)
         path.unlink()
         with pytest.raises(sqlite3.OperationalError, match="deleted or replaced"):
             await asyncio.wait_for(worker, 10)

@@ -147,7 +147,7 @@ async def test_s2_a_wakeup_from_another_process_is_seen_within_a_poll(
         scheduler = SqliteScheduler(database, poll=timedelta(milliseconds=10))
         waiting = asyncio.create_task(scheduler.next_ready(HOURS))
         await turns()
-        await database.run(lambda connection: None)  # its first look is over
+        await SqliteCheckpointer(database).load("w")  # its first look is over: it stood before it
         await SqliteScheduler(second).make_ready("w")
         assert await asyncio.wait_for(waiting, HANG)
 

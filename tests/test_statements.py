@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from without_durability_sqlite import SCHEMA, schema, store
+from without_durability_sqlite import SCHEMA, loading, schema, store
 
 STATEMENTS = {
     name: text
-    for module in (schema, store)
+    for module in (loading, schema, store)
     for name, text in vars(module).items()
     if name.isupper()
     and not name.startswith("_")
@@ -41,7 +41,8 @@ PLANNED: dict[str, tuple[str, ...]] = {
     "DISCARD": ("sqlite_autoindex_workflow_checkpoint_1 (workflow=?)",),
     "CLAIM": (),
     "CLAMP_CLAIM": (CLAIM_BY_KEY,),
-    "FENCE": (CLAIM_BY_KEY,),
+    "FENCE": (CLAIM_BY_KEY, BY_KEY),
+    "STANDS": (CLAIM_BY_KEY,),
     "SIGN_OF_LIFE": (CLAIM_BY_KEY,),
     "RENEW": (CLAIM_BY_KEY,),
     "EXTEND_CLAIM": (CLAIM_BY_KEY,),

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -229,11 +230,16 @@ class HalfRead(sqlite3.Cursor):
         return super().fetchall()
 
 
+@cache
+def half_read(factory: type[sqlite3.Cursor]) -> type[sqlite3.Cursor]:
+    return type("HalfRead" + factory.__name__, (HalfRead, factory), {})
+
+
 class FailsHalfway(sqlite3.Connection):
     fails = False
 
-    def cursor(self, factory: type[sqlite3.Cursor] = HalfRead) -> sqlite3.Cursor:
-        return super().cursor(factory)
+    def cursor(self, factory: type[sqlite3.Cursor] = sqlite3.Cursor) -> sqlite3.Cursor:
+        return super().cursor(half_read(factory))
 
 
 async def test_a_half_read_cursor_that_a_kept_error_refers_to_blocks_no_later_write(path: Path):

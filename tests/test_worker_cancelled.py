@@ -21,7 +21,7 @@ from gated import (
     working,
 )
 from stores import Stores, over_sqlite
-from thread_gates import Stop
+from thread_gates import Stop, reading
 from without_durability import (
     Clock,
     MemoryCheckpointer,
@@ -107,7 +107,7 @@ async def test_a_worker_over_a_file_may_be_cancelled_in_any_turn_and_at_any_stat
             started.set_result(None)
             await forever()
 
-        stop = Stop(database.connection, n)
+        stop = Stop(n, database.connection, await reading(database))
         worker = asyncio.create_task(work(stores.durable, body, now=clock.now))
         stopped = await stop.stands(started)
         worker.cancel()

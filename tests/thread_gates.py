@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +66,38 @@ async def stays_outside(*tasks: asyncio.Future[Any]) -> None:
     assert not any(one.done() for one in tasks), "it went ahead past somebody who was inside"
 
 
+async def reading(database: Database) -> sqlite3.Connection:
+    """The connection that reads beside the writes, which the first read opens."""
+    await SqliteCheckpointer(database).load("nobody's")
+    reader = database._thread.reader
+    assert reader is not None
+    assert reader.connection is not None
+    return reader.connection
+
+
 class Stop:
-    """Keeps the database's thread where it is about to run its n-th statement, until opened."""
+    """Keeps a thread of the database where it is about to run the n-th statement, until opened.
 
-    def __init__(self, connection: sqlite3.Connection, n: int) -> None:
+    The statements of all the connections are counted; `at` is the one it came to be at.
+    """
+
+    def __init__(self, n: int, *connections: sqlite3.Connection) -> None:
         self._left, self.begun = n, False
+        self._lock = threading.Lock()
+        self.at: sqlite3.Connection | None = None
         self.reached, self.opened = threading.Event(), threading.Event()
-        connection.set_trace_callback(self._traced)
+        for connection in connections:
+            connection.set_trace_callback(partial(self._traced, connection))
 
-    def _traced(self, sql: str) -> None:
-        self._left -= 1
-        if self._left == 0:
+    def _traced(self, connection: sqlite3.Connection, sql: str) -> None:
+        with self._lock:
+            self._left -= 1
+            left = self._left
+        if left == 0:
+            self.at = connection
             self.reached.set()
             self.opened.wait(HANG)
-        elif self._left > 0 and sql == "BEGIN IMMEDIATE":
+        elif left > 0 and sql == "BEGIN IMMEDIATE":
             self.begun = True  # an operation begins when it holds the write lock
 
     async def stands(self, task: asyncio.Future[Any]) -> bool:

@@ -7,63 +7,51 @@ in one SQLite file.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .codec import JSON, CheckpointCodec, JsonCodec
-from .durations import Milliseconds
-from .interfaces import (
-    BUDGET,
-    INBOX,
-    INBOX_DIGITS,
-    LEASE,
-    Checkpointer,
-    Contended,
-    Delivery,
-    Durable,
-    Entry,
-    Fenced,
-    Interruption,
-    Pass,
-    Recorded,
-    Scheduler,
-    SplitDurable,
-    Written,
-    check_duration,
-    claimed,
-    inbox_key,
-)
-from .memory import Claim, MemoryCheckpointer, MemoryEffect, MemoryScheduler, Stored
-from .stepwise import (
-    Blocked,
-    Completed,
-    Extend,
-    InputNeeded,
-    MessageNeeded,
-    Outcome,
-    Parse,
-    Run,
-    ScheduledWakeup,
-    Sleeping,
-    StepKey,
-    Suspended,
-    Swallowed,
-    extending,
-    now_utc,
-    parse_bound,
-    parse_deadline,
-    resume,
-)
-from .worker import (
-    BLOCKING,
-    CONTENDED,
-    POOL,
-    RENEWALS,
-    TICK,
-    passes,
-    ready,
-    waking,
-    work,
-)
-
 if TYPE_CHECKING:
+    from .codec import JSON, CheckpointCodec, JsonCodec
+    from .durations import Milliseconds
+    from .interfaces import (
+        BUDGET,
+        INBOX,
+        INBOX_DIGITS,
+        LEASE,
+        Checkpointer,
+        Contended,
+        Delivery,
+        Durable,
+        Entry,
+        Fenced,
+        Interruption,
+        Pass,
+        Recorded,
+        Scheduler,
+        SplitDurable,
+        Written,
+        check_duration,
+        claimed,
+        inbox_key,
+    )
+    from .memory import Claim, MemoryCheckpointer, MemoryEffect, MemoryScheduler, Stored
+    from .stepwise import (
+        Blocked,
+        Completed,
+        Extend,
+        InputNeeded,
+        MessageNeeded,
+        Outcome,
+        Parse,
+        Run,
+        ScheduledWakeup,
+        Sleeping,
+        StepKey,
+        Suspended,
+        Swallowed,
+        extending,
+        now_utc,
+        parse_bound,
+        parse_deadline,
+        resume,
+    )
     from .testing import (
         Certificate,
         Clock,
@@ -77,6 +65,17 @@ if TYPE_CHECKING:
         certify,
         crash_everywhere,
         passing,
+    )
+    from .worker import (
+        BLOCKING,
+        CONTENDED,
+        POOL,
+        RENEWALS,
+        TICK,
+        passes,
+        ready,
+        waking,
+        work,
     )
 
 __all__ = [
@@ -150,13 +149,18 @@ __all__ = [
 ]
 
 
+_MODULES = ("durations", "codec", "interfaces", "stepwise", "worker", "memory", "testing")
+
+
 def __getattr__(name: str) -> Any:
-    """What is for tests, and is imported when somebody asks for it: `testing` and its names."""
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    testing = import_module(".testing", __name__)
-    if name == "testing":
-        return testing
-    if name in testing.__all__:
-        return getattr(testing, name)
+    """A public name, or a module that has some, imported when somebody asks for it.
+
+    A program that runs no worker, or no test, then pays for none.
+    """
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    for module in _MODULES if not name.startswith("_") else ():
+        found = import_module(f".{module}", __name__)
+        if name in (found.__all__ if module == "testing" else __all__) and hasattr(found, name):
+            return globals().setdefault(name, getattr(found, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

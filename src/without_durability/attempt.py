@@ -7,15 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
-from .interfaces import Durable
+from .interfaces import Durable, PassDurable
 from .outcomes import Sleeping
 from .retrying import is_permanent, pause_after, persist, traced
 from .settling import settle
 from .signals import Contended, Fenced
-from .stepwise import Run, extending, resume
-from .values import Delivery, Pass, shown
+from .stepwise import Run, extending, resume_from
+from .values import Delivery, Pass, Started, shown
 
 logger = logging.getLogger("without_durability.worker")
 
@@ -47,6 +48,13 @@ class Policy:
     contended: timedelta
     now: Callable[[], datetime]
     failures: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> PassDurable[Any] | None:
+        """The durable, where it starts and ends whole passes."""
+        durable: Any = self.durable
+        both = hasattr(durable, "start_passes") and hasattr(durable, "end_pass")
+        return durable if both else None
 
 
 class LoopWatch:
@@ -86,12 +94,14 @@ class Attempt:
     waits for an answer. Whatever ends the attempt early, `abandon` sees to both.
     """
 
-    def __init__(self, policy: Policy, delivery: Delivery) -> None:
+    def __init__(self, policy: Policy, delivery: Delivery, started: Started | None = None) -> None:
         self._policy = policy
         self._delivery = delivery
-        self._holder: Pass | None = None
+        self._started = started
+        self._holder = None if started is None else started.holder
+        self._recorded = None if started is None else started.recorded
         self._answered = False
-        self._started = 0.0
+        self._began = 0.0
         self._granted_until = 0.0
         self._refused = False
         self._buy = extending(policy.durable.checkpointer, policy.budget, policy.lease, policy.now)
@@ -114,30 +124,32 @@ class Attempt:
         """Release the claim and make an unanswered delivery visible at once, as far as one can."""
         try:
             async with asyncio.timeout(LAST_WORD.total_seconds()):
-                await self._ask(self._release, "release", PARTING)
-                if not self._answered:
-                    now = self._policy.now()
-                    await self._wake_at(now, PARTING)
+                now = self._policy.now()
+                if self._answered:
+                    await self._ask(self._release, "release", PARTING)
+                else:
+                    await self._end(now, PARTING)
                     await self._policy.durable.scheduler.wake_due(now)
         except Exception as error:
             logger.warning("workflow %s was not handed back: %r", shown(self.workflow), error)
 
     async def _run(self) -> None:
         policy = self._policy
-        self._started = asyncio.get_running_loop().time()
-        self._granted_until = self._started + policy.budget.total_seconds()
-        try:
-            self._holder = await policy.durable.checkpointer.claim(
-                self.workflow, policy.budget, policy.lease
-            )
-        except Exception as error:
-            if is_permanent(policy.durable.scheduler, error):
-                raise
-            await self._failed(error)
-            return
+        self._began = asyncio.get_running_loop().time()
+        self._granted_until = self._began + policy.budget.total_seconds()
+        if self._started is None:
+            try:
+                self._holder = await policy.durable.checkpointer.claim(
+                    self.workflow, policy.budget, policy.lease
+                )
+            except Exception as error:
+                if is_permanent(policy.durable.scheduler, error):
+                    raise
+                await self._failed(error)
+                return
         if self._holder is None:
             await self._look_again(policy.contended)
-        elif await self._still_held():
+        elif self._started is not None or await self._still_held():
             await self._answer(await self._passed(self._holder))
         else:
             await self._ask(self._release, "release")
@@ -168,13 +180,13 @@ class Attempt:
 
     async def _ended(self, holder: Pass) -> object:
         policy = self._policy
+        checkpointer = policy.durable.checkpointer
         try:
-            return await resume(
-                holder,
-                policy.durable.checkpointer,
-                policy.body,
-                extend=self._extend,
-                now=policy.now,
+            recorded = self._recorded
+            if recorded is None:
+                recorded = await checkpointer.load(holder.workflow)
+            return await resume_from(
+                recorded, holder, checkpointer, policy.body, extend=self._extend, now=policy.now
             )
         except KeyboardInterrupt:
             raise
@@ -223,11 +235,7 @@ class Attempt:
             await self._failed(ended.error)
         else:
             self._policy.failures.pop(self.workflow, None)
-            await self._ask(self._release, "release")
-            if isinstance(ended, Sleeping):
-                await self._wake_at(ended.due)
-            else:
-                await self._ask(self._done, "answer")
+            await self._end(ended.due if isinstance(ended, Sleeping) else None)
 
     def _lost_by(self, error: BaseException) -> bool:
         """Whether an error says that this pass lost its workflow, and not some other one."""
@@ -244,7 +252,7 @@ class Attempt:
             "workflow %s ran for %.2f s and lost its claim to its own budget of %s (attempt %d): "
             "trying again in %.1f s",
             shown(self.workflow),
-            now - self._started,
+            now - self._began,
             self._policy.budget,
             self._policy.failures[self.workflow],
             pause.total_seconds(),
@@ -268,23 +276,35 @@ class Attempt:
         return pause_after(failures[self.workflow])
 
     async def _look_again(self, pause: timedelta) -> None:
-        await self._ask(self._release, "release")
         now = self._policy.now()
         try:
             later = now + pause
         except OverflowError:
             later = datetime.max.replace(tzinfo=UTC)
-        await self._wake_at(later)
+        await self._end(later)
 
-    async def _wake_at(self, when: datetime, patience: timedelta | None = None) -> None:
-        async def answer() -> None:
-            await self._policy.durable.scheduler.wake_at(self._delivery, when)
-            self._answered = True
+    async def _end(self, due: datetime | None, patience: timedelta | None = None) -> None:
+        """Release the claim and answer for the delivery: look again when `due`, or never."""
+        whole = self._policy.whole
+        if whole is not None and self._holder is not None:
+            await self._ask(partial(self._end_at_once, whole, self._holder, due), "end", patience)
+        else:
+            await self._ask(self._release, "release", patience)
+            await self._ask(partial(self._answer_for, due), "answer", patience)
 
-        await self._ask(answer, "answer", patience)
+    async def _end_at_once(
+        self, whole: PassDurable[Any], holder: Pass, due: datetime | None
+    ) -> None:
+        await whole.end_pass(holder, self._delivery, due)
+        self._holder = None
+        self._answered = True
 
-    async def _done(self) -> None:
-        await self._policy.durable.scheduler.done(self._delivery)
+    async def _answer_for(self, due: datetime | None) -> None:
+        scheduler = self._policy.durable.scheduler
+        if due is None:
+            await scheduler.done(self._delivery)
+        else:
+            await scheduler.wake_at(self._delivery, due)
         self._answered = True
 
     async def _release(self) -> None:
@@ -321,17 +341,24 @@ async def _stopped(task: asyncio.Task[object], report: Callable[[], None]) -> No
 
     One that takes its time is reported once.
     """
+    if task.done():
+        _read(task)
+        return
     cancellation: asyncio.CancelledError | None = None
     slow = asyncio.get_running_loop().call_later(PARTING.total_seconds(), report)
-    if not task.done():
-        task.cancel()
+    task.cancel()
     while not task.done():
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError as error:
             cancellation = error
     slow.cancel()
-    if not task.cancelled():
-        task.exception()  # asked for here: nobody else will, once this worker is being stopped
+    _read(task)
     if cancellation is not None:
         raise cancellation
+
+
+def _read(task: asyncio.Task[object]) -> None:
+    """Ask for the task's error: nobody else will, once this worker is being stopped."""
+    if not task.cancelled():
+        task.exception()

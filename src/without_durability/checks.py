@@ -23,6 +23,12 @@ def check_text(name: str, text: str) -> None:
         ) from None
 
 
+def check_limit(limit: int) -> None:
+    """`ValueError` for a limit below 1, or one that is no whole number."""
+    if type(limit) is not int or limit < 1:
+        raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
+
+
 def check_delivery(delivery: Delivery) -> None:
     """`TypeError` or `ValueError` for what no taker was given; any text may be a receipt."""
     check_text("workflow", delivery.workflow)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, TypeVar
 
 from .values import shown
@@ -14,7 +15,7 @@ Encoded = TypeVar("Encoded")
 NESTING = 500
 """How deep `JsonCodec` lets a value nest: what one thread or Python can write, all can read."""
 
-_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
+_STRING_OR_BRACKET = r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]'
 
 
 _TOO_DEEP = f"nested more than {NESTING} levels deep"
@@ -43,7 +44,7 @@ class JsonCodec:
 
     def encode(self, value: object, /) -> str:
         try:
-            text = json.dumps(value, sort_keys=True, allow_nan=False)
+            text = _json()[0](value)
         except RecursionError:
             raise ValueError(_TOO_DEEP) from None
         if text.count("[") + text.count("{") > NESTING and _depth(text) > NESTING:
@@ -51,7 +52,15 @@ class JsonCodec:
         return text
 
     def decode(self, encoded: str, /) -> object:
-        return json.loads(encoded)
+        return _json()[1](encoded)
+
+
+@cache
+def _json() -> tuple[Callable[[object], str], Callable[[str], object]]:
+    """Both directions, made once: `json` costs a program that stores nothing some milliseconds."""
+    import json
+
+    return json.JSONEncoder(sort_keys=True, allow_nan=False).encode, json.loads
 
 
 JSON = JsonCodec()
@@ -90,7 +99,7 @@ def decoded(codec: CheckpointCodec[Encoded], workflow: str, key: str, encoding: 
 
 def _depth(text: str) -> int:
     depth = deepest = 0
-    for token in _STRING_OR_BRACKET.finditer(text):
+    for token in re.finditer(_STRING_OR_BRACKET, text):
         bracket = text[token.start()]
         if bracket in "[{":
             depth += 1

@@ -1,11 +1,16 @@
-"""Durations: a whole count of milliseconds, and the check every duration goes through."""
+"""Durations and moments: milliseconds, the check every duration goes through, and now."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 _MILLISECOND = timedelta(milliseconds=1)
+
+
+def now_utc() -> datetime:
+    """The present moment, aware, in UTC."""
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ them. Durations are `timedelta`, moments timezone-aware `datetime`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, Never, Protocol
@@ -23,6 +24,7 @@ from .values import (
     Entry,
     Pass,
     Recorded,
+    Started,
     Written,
     inbox_key,
     refuse_assignment,
@@ -47,9 +49,11 @@ __all__ = [
     "Fenced",
     "Interruption",
     "Pass",
+    "PassDurable",
     "Recorded",
     "Scheduler",
     "SplitDurable",
+    "Started",
     "Written",
     "check_duration",
     "claimed",
@@ -257,6 +261,30 @@ class Durable(Protocol[Effect]):
 
         Cancels in its own scheduler's namespace: a wakeup in another starts the id afresh.
         """
+        ...
+
+
+class PassDurable(Durable[Effect], Protocol[Effect]):
+    """A durable over one datastore that starts and ends whole passes, each in one commit.
+
+    It is optional: `work` uses these two where its durable offers them, and `next_ready`,
+    `claim`, `load`, `release`, `done` and `wake_at` where it does not. A store that offers them
+    makes due sleepers and abandoned deliveries visible by itself: `wake_due` and `reclaim` are
+    not called then. A wrapper that changes what the single calls do must not pass these two on.
+    """
+
+    async def start_passes(
+        self, limit: int, within: timedelta, budget: timedelta
+    ) -> Sequence[Started]:
+        """Up to `limit` deliveries, each with its claim; waits up to `within` for the first.
+
+        As `next_ready`, and for each delivery `claim` for `budget`, alive for the lease. What was
+        taken for a caller that was cancelled meanwhile is given back (C17, S9).
+        """
+        ...
+
+    async def end_pass(self, holder: Pass, delivery: Delivery, due: datetime | None) -> None:
+        """`release`, and the answer: `wake_at` for a moment, `done` for `None`."""
         ...
 
 

@@ -21,9 +21,8 @@ from .checks import (
     check_text,
 )
 from .codec import JSON, CheckpointCodec, decoded, encoded
-from .durations import check_duration, check_wait
+from .durations import check_duration, check_wait, now_utc
 from .signals import fenced
-from .stepwise import now_utc
 from .values import (
     LEASE,
     Delivery,

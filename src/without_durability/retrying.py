@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -32,6 +31,8 @@ def pause_after(attempts: int, first: timedelta = FIRST, cap: timedelta = CAP) -
 
     The jitter keeps what failed together from coming back together.
     """
+    import random  # it costs a millisecond, and few programs come here
+
     doublings = min(attempts - 1, 30)
     jitter: float = random.uniform(1 - JITTER, 1 + JITTER)
     return min(first * 2.0**doublings, cap) * jitter

@@ -37,11 +37,12 @@ async def settle(call: Callable[[], Awaitable[T]]) -> Settled[T]:
     task), it is called again, so that what was promised still happens.
     """
     settled: Settled[T] = Settled()
+    loop = asyncio.get_running_loop()
     for _ in range(_RESTARTS):
-        task = asyncio.ensure_future(_outcome(call))
+        task = loop.create_task(_outcome(call))
         while not task.done():
             try:
-                await asyncio.wait((task,))
+                await _ended(task, loop)
             except asyncio.CancelledError as cancellation:
                 settled.cancellation = cancellation
         if not task.cancelled():
@@ -49,6 +50,18 @@ async def settle(call: Callable[[], Awaitable[T]]) -> Settled[T]:
             break
         settled.cancellation = settled.cancellation or asyncio.CancelledError()
     return settled
+
+
+def _ended(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    """A future of its own for the task's end: cancelling it leaves the task alone."""
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def end(_: object) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    task.add_done_callback(end)
+    return ended
 
 
 async def _outcome(call: Callable[[], Awaitable[T]]) -> tuple[Any, BaseException | None]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeAlias, TypeVar
 
-from .checks import check_aware, check_step_key, check_text
-from .durations import check_duration, check_timedelta
+from .checks import check_aware, check_limit, check_step_key, check_text
+from .durations import check_duration, check_timedelta, now_utc
 from .interfaces import Checkpointer, Effect
 from .outcomes import (
     Blocked,
@@ -61,11 +61,6 @@ Extend: TypeAlias = Callable[[Pass, timedelta], Awaitable[bool]]
 
 Outcome: TypeAlias = Completed[T] | Sleeping | Blocked
 """How a pass ended that raised nothing."""
-
-
-def now_utc() -> datetime:
-    """The present moment, aware, in UTC."""
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +226,8 @@ class Run(Generic[Effect]):
     async def _taken(
         self, key: StepKey, after: str | None, limit: int | None, *, or_suspend: bool
     ) -> tuple[Entry, ...]:
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
+        if limit is not None:
+            check_limit(limit)
         if after is not None:
             check_text("after", after)
         self.claim(key)
@@ -335,9 +330,22 @@ async def resume(
     for a suspension of no known kind.
     """
     recorded = await checkpointer.load(holder.workflow)
-    reached = Reached()
     buy = extend or extending(checkpointer, now=now)
-    run = Run(holder, checkpointer, recorded, buy, now, reached=reached)
+    return await resume_from(recorded, holder, checkpointer, body, extend=buy, now=now)
+
+
+async def resume_from(
+    recorded: Mapping[str, object],
+    holder: Pass,
+    checkpointer: Checkpointer[Effect],
+    body: Callable[[Run[Effect]], Awaitable[T]],
+    *,
+    extend: Extend,
+    now: Callable[[], datetime],
+) -> Outcome[T]:
+    """`resume` from records that are loaded already."""
+    reached = Reached()
+    run = Run(holder, checkpointer, recorded, extend, now, reached=reached)
     try:
         async with reached:
             value = await body(run)

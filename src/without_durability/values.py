@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 LEASE = timedelta(minutes=1)
 """How long a delivery stays its taker's, and how long a claim outlives a sign of life."""
@@ -68,6 +70,18 @@ class Delivery:
 
     workflow: str
     receipt: str
+
+
+class Started(NamedTuple):
+    """A delivery taken and its workflow claimed at one go, to run a pass with.
+
+    `holder` is `None` where another pass holds the workflow. `recorded` is what `load` gives;
+    `None` where that is left to the runner.
+    """
+
+    delivery: Delivery
+    holder: Pass | None
+    recorded: Mapping[str, object] | None = None
 
 
 def inbox_key(position: int) -> str:

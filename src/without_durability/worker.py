@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Sequence,
+)
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from .attempt import RENEWALS, Attempt, Policy, logger
-from .checks import check_aware
-from .durations import check_duration, check_wait
-from .interfaces import Durable, Effect, Scheduler
+from .checks import check_aware, check_limit
+from .durations import check_duration, check_wait, now_utc
+from .interfaces import Durable, Effect, PassDurable, Scheduler
 from .retrying import persist, traced
 from .settling import settle
-from .stepwise import Run, now_utc
+from .stepwise import Run
 from .values import BUDGET, LEASE, Delivery
 
 __all__ = [
@@ -123,6 +130,42 @@ def waking(
     return wake
 
 
+Pull: TypeAlias = Callable[[int], Awaitable[Sequence[Attempt] | None]]
+"""What is to be run next, given the number of free slots; `None` once there will be no more."""
+
+
+def _one_by_one(policy: Policy, deliveries: AsyncIterable[Delivery]) -> Pull:
+    """One delivery at a time, which its attempt claims for itself."""
+    pulled = aiter(deliveries)
+
+    async def pull(free: int) -> Sequence[Attempt] | None:
+        try:
+            return [Attempt(policy, await anext(pulled))]
+        except StopAsyncIteration:
+            return None
+
+    return pull
+
+
+def _together(policy: Policy, whole: PassDurable[Any], within: timedelta) -> Pull:
+    """As many started passes as there are free slots, of a store that is prepared first."""
+    scheduler = policy.durable.scheduler
+    prepared = False
+
+    async def pull(free: int) -> Sequence[Attempt]:
+        nonlocal prepared
+        if not prepared:
+            await persist(scheduler, scheduler.prepare, "to be prepared")
+            prepared = True
+        starting = partial(whole.start_passes, free, within, policy.budget)
+        started = await persist(scheduler, starting, "a start of passes")
+        if not started:
+            await asyncio.sleep(0)  # `within` may be zero, and others want the loop too
+        return [Attempt(policy, one.delivery, one) for one in started]
+
+    return pull
+
+
 async def _prepared_and_ready(
     scheduler: Scheduler, within: timedelta, prepared: asyncio.Event
 ) -> AsyncGenerator[Delivery, None]:
@@ -150,6 +193,10 @@ async def _working(
     now: Callable[[], datetime],
     stopping: asyncio.Event | None,
 ) -> None:
+    whole = pool.policy.whole
+    if whole is not None:
+        await pool.pulled(_together(pool.policy, whole, within), stopping)
+        return
     prepared = asyncio.Event()
     try:
         async with (
@@ -177,22 +224,24 @@ class _Pool:
         contended: timedelta,
         now: Callable[[], datetime],
     ) -> None:
-        if type(limit) is not int or limit < 1:
-            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
+        check_limit(limit)
         check_duration("lease", lease)
         check_duration("budget", budget)
         check_duration("contended", contended)
         check_aware("now", now())
-        self._policy = Policy(durable, body, lease, budget, contended, now)
+        self.policy = Policy(durable, body, lease, budget, contended, now)
         self._limit = limit
 
     async def run(
         self, deliveries: AsyncIterable[Delivery], stopping: asyncio.Event | None = None
     ) -> None:
+        await self.pulled(_one_by_one(self.policy, deliveries), stopping)
+
+    async def pulled(self, pull: Pull, stopping: asyncio.Event | None) -> None:
         unstarted: set[Attempt] = set()
         try:
             async with asyncio.TaskGroup() as group:
-                pulling = group.create_task(self._pull(deliveries, group, unstarted, stopping))
+                pulling = group.create_task(self._pull(pull, group, unstarted, stopping))
                 if stopping is not None:
                     stopper = group.create_task(_cancel_once(stopping, pulling))
                     pulling.add_done_callback(lambda _: stopper.cancel())
@@ -205,32 +254,54 @@ class _Pool:
 
     async def _pull(
         self,
-        deliveries: AsyncIterable[Delivery],
+        pull: Pull,
         group: asyncio.TaskGroup,
         unstarted: set[Attempt],
         stopping: asyncio.Event | None,
     ) -> None:
-        slots = asyncio.Semaphore(self._limit)
-        pulled = aiter(deliveries)
+        slots = _Slots(self._limit)
         while True:
-            await slots.acquire()
+            free = await slots.free()
             if stopping is not None and stopping.is_set():
                 return
-            try:
-                delivery = await anext(pulled)
-            except StopAsyncIteration:
+            attempts = await pull(free)
+            if attempts is None:
                 return
-            attempt = Attempt(self._policy, delivery)
-            unstarted.add(attempt)
-            group.create_task(_made(attempt, unstarted, slots))
+            unstarted.update(attempts)
+            for attempt in attempts:
+                slots.take()
+                group.create_task(_made(attempt, unstarted, slots))
 
 
-async def _made(attempt: Attempt, unstarted: set[Attempt], slots: asyncio.Semaphore) -> None:
+class _Slots:
+    """How many more attempts may run."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._any = asyncio.Event()
+        self._any.set()
+
+    async def free(self) -> int:
+        """The number of free ones, once there is one."""
+        await self._any.wait()
+        return self._free
+
+    def take(self) -> None:
+        self._free -= 1
+        if not self._free:
+            self._any.clear()
+
+    def give_back(self) -> None:
+        self._free += 1
+        self._any.set()
+
+
+async def _made(attempt: Attempt, unstarted: set[Attempt], slots: _Slots) -> None:
     unstarted.discard(attempt)  # from here on it hands itself back
     try:
         await attempt.run()
     finally:
-        slots.release()
+        slots.give_back()
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

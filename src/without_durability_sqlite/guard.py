@@ -36,6 +36,7 @@ class Guard(asyncio.Lock):
         hold = Hold(asyncio.get_running_loop())
 
         def enter(job: Job[None]) -> None:
+            job.thread.at_rest()
             job.thread.hold = hold
 
         try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from without_durability.durations import Milliseconds
 from without_durability.values import shown
@@ -18,6 +17,9 @@ from .files import COMPANIONS, OpenFile, identity
 from .rows import rows
 from .thread import DatabaseThread, check_not_inherited
 from .transactions import is_reading
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NEEDED = (3, 35, 0)
 """The first SQLite with `RETURNING`."""
@@ -98,9 +100,11 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
         if open_transaction:
             raise ValueError("the connection has a transaction open: in_transaction is True")
         thread.file = OpenFile(connection)
+        ((thread.busy_timeout,),) = rows(connection, "PRAGMA busy_timeout")
         check_not_inherited(thread.file.identity)
         if thread.file.path:
-            _check_durable(connection)
+            journal = _journal_of_durable(connection)
+            thread.file.writes_ahead = journal == b"wal" and not _is_exclusive(connection)
     except BaseException:
         thread.stop()
         raise
@@ -119,8 +123,11 @@ def _check_modes(connection: sqlite3.Connection) -> None:
         )
 
 
-def _check_durable(connection: sqlite3.Connection) -> None:
-    """`ValueError` for a file whose commits do not wait for the disk, or are not undone by it."""
+def _journal_of_durable(connection: sqlite3.Connection) -> bytes:
+    """The journal mode of the connection's file.
+
+    `ValueError` where its commits do not wait for the disk, or are not undone by it.
+    """
     ((level,),) = rows(connection, "PRAGMA synchronous")
     if level < 2:
         raise ValueError(f"the connection has PRAGMA synchronous = {level}: FULL is needed")
@@ -130,6 +137,13 @@ def _check_durable(connection: sqlite3.Connection) -> None:
             f"the connection has PRAGMA journal_mode = {mode.decode()}: a transaction cut short "
             "would stay half-done in the file"
         )
+    return bytes(mode.lower())
+
+
+def _is_exclusive(connection: sqlite3.Connection) -> bool:
+    """Whether no other connection may use the file, not even one to read with."""
+    ((mode,),) = rows(connection, "SELECT CAST(locking_mode AS BLOB) FROM pragma_locking_mode")
+    return bytes(mode.lower()) == b"exclusive"
 
 
 def _check_timeout(timeout: Milliseconds) -> None:
@@ -141,9 +155,11 @@ def _check_timeout(timeout: Milliseconds) -> None:
 
 def _checked_path(path: Path | str) -> str:
     """The absolute name of `path`, never a URI, once nothing about it is known to be wrong."""
-    if not isinstance(path, (str, Path)):
+    if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be a str or a Path, not {type(path).__name__}")
     name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError(f"path must be a str or a Path of text, not of {type(name).__name__}")
     if not name.strip():
         raise ValueError("path is blank: name a file, or ':memory:' for a store that forgets")
     if "\0" in name:
@@ -228,6 +244,8 @@ def _patiently(
     timeout: Milliseconds,
 ) -> tuple[str]:
     """`call()`, again and again while another process is in the way, until `timeout` is over."""
+    import random  # it costs a millisecond, and few programs come here
+
     until = time.monotonic() + timeout.duration.total_seconds()
     while True:
         try:

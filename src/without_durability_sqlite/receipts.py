@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
-from typing import NamedTuple
+import os
 
 
-class Receipt(NamedTuple):
+class Receipt:
     """The visibility a take set and a nonce that nobody else will ever hold."""
 
-    visible_at: float
-    nonce: str
+    __slots__ = ("nonce", "visible_at")
+
+    def __init__(self, visible_at: float, nonce: str) -> None:
+        self.visible_at = visible_at
+        self.nonce = nonce
 
     @classmethod
     def until(cls, visible_at: float) -> Receipt:
         """A fresh one for a take that lasts until `visible_at`."""
-        return cls(visible_at, secrets.token_hex(8))
+        return cls(visible_at, os.urandom(8).hex())
 
     @classmethod
     def parsed(cls, text: str) -> Receipt:

@@ -14,24 +14,25 @@ import logging
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from without_durability.checks import (
     check_aware,
     check_delivery,
+    check_limit,
     check_step_key,
     check_supplied_key,
     check_text,
 )
 from without_durability.codec import JSON, CheckpointCodec, decoded, encoded
-from without_durability.durations import Milliseconds, check_duration, check_wait
+from without_durability.durations import Milliseconds, check_duration, check_wait, now_utc
+from without_durability.settling import settle
 from without_durability.signals import fenced
-from without_durability.stepwise import now_utc
 from without_durability.values import (
     INBOX,
     INBOX_COUNTED,
@@ -40,6 +41,7 @@ from without_durability.values import (
     Entry,
     Pass,
     Recorded,
+    Started,
     Written,
     inbox_key,
     inbox_position,
@@ -47,13 +49,22 @@ from without_durability.values import (
 )
 
 from . import opening, schema
+from .bell import Bell
+from .commits import Commits, StoreCursor, Write
 from .errors import is_permanent
 from .guard import Guard, PlainGuard, attached
+from .loading import PIECE_ROWS, Loading, just_value
+from .reading import Reader
 from .receipts import Receipt
 from .rows import as_holder, as_milliseconds, as_seconds, rows, text, written_at
 from .schema import SCHEMA
 from .thread import PATIENCE, DatabaseThread, Job
-from .transactions import check_not_async, committed, fenced_in, handed_over, roll_back
+from .transactions import Fence, check_not_async, handed_over, transaction
+from .turnstile import Turnstile
+from .watching import QUIET, Seen, Waiter, Watch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "BUSY_TIMEOUT",
@@ -70,11 +81,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 SqliteEffect: TypeAlias = Callable[[sqlite3.Cursor], object]
 """What `transact` commits with its record: synchronous, and free to touch any table of the file."""
 
-Operation: TypeAlias = Callable[[sqlite3.Cursor, float], T]
+Operation: TypeAlias = Callable[[StoreCursor, float], T]
 """A call's part in a transaction: given the cursor and the moment the lock was won."""
 
 BUSY_TIMEOUT = Milliseconds(5000)
@@ -95,13 +107,6 @@ _TOO_LATE = 253402300800
 logger = logging.getLogger("without_durability_sqlite")
 
 # --- records ----------------------------------------------------------------------------------
-# Text is read as bytes: a row that is not UTF-8 then spoils nobody's fetch but its own, and no
-# text_factory of the application matters.
-
-LOAD = """
-SELECT CAST(step AS BLOB), CAST(value AS BLOB), written_at
-FROM workflow_checkpoint WHERE workflow = :workflow ORDER BY seq"""
-
 # No row: nothing is recorded under the key.
 READ = """
 SELECT CAST(value AS BLOB) FROM workflow_checkpoint WHERE workflow = :workflow AND step = :key"""
@@ -160,8 +165,14 @@ UPDATE workflow_claim SET held_until = {_HELD_UNTIL},
     alive_until = min({_ALIVE_UNTIL}, :now + alive_for), seen_at = :now
 WHERE workflow = :workflow AND (seen_at > :now OR alive_until > :now + alive_for)"""
 
+# Whether the holder is the newest, and what is recorded under the key, if anything is.
+FENCE = """
+SELECT EXISTS (SELECT 1 FROM workflow_claim WHERE workflow = :workflow AND token = :token),
+    (SELECT CAST(value AS BLOB) FROM workflow_checkpoint
+     WHERE workflow = :workflow AND step = :key)"""
+
 # No row: the holder is not the newest.
-FENCE = "SELECT 1 FROM workflow_claim WHERE workflow = :workflow AND token = :token"
+STANDS = "SELECT 1 FROM workflow_claim WHERE workflow = :workflow AND token = :token"
 
 # No row touched: the holder is not the newest. A released claim stays released (C8).
 SIGN_OF_LIFE = f"""
@@ -196,13 +207,16 @@ WHERE workflow = :workflow"""
 # `taken_for` is how far ahead a row may lie: a take's seconds, 0 for one that was made ready, and
 # NULL for a sleeper, which means its moment.
 
-# Whether there is anything to take or to clamp: what an idle worker asks, without a lock.
-LOOK = """
+# Whether there is anything to take or to clamp, and when the next one is due: what an idle worker
+# asks, without a lock.
+LOOK = f"""
 SELECT EXISTS (SELECT 1 FROM workflow_queue
                WHERE namespace = :namespace AND visible_at <= :now)
     OR EXISTS (SELECT 1 FROM workflow_queue INDEXED BY workflow_queue_taken_for
                WHERE namespace = :namespace AND taken_for IS NOT NULL
-               AND visible_at > :now AND visible_at > :now + taken_for + (taken_for > 0))"""
+               AND visible_at > :now AND visible_at > :now + taken_for + (taken_for > 0)),
+    (SELECT min(visible_at) FROM workflow_queue
+     WHERE namespace = :namespace AND visible_at > :now AND visible_at < {_TOO_LATE})"""
 
 # Rows that lie further ahead than they may: the clock was set back. A taken one's receipt no
 # longer stands after it, so a second's grace leaves a clock's small steps alone.
@@ -265,16 +279,37 @@ class Database:
     _: KW_ONLY
     clock: Callable[[], float] = field(default=time.time, repr=False, compare=False)
     _thread: DatabaseThread = field(init=False, repr=False, compare=False)
+    _commits: Commits = field(init=False, repr=False, compare=False)
+    _watch: Watch = field(init=False, repr=False, compare=False)
     _plain_guard: PlainGuard | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         thread = opening.thread_of(self.connection)
+        now = partial(_reading, self.clock)
         try:
             plain = attached(self.guard, thread)
+            file = thread.file
+            beside = file is not None and file.writes_ahead
+            turnstile = Turnstile(file.path if file else "", thread.busy_timeout / 1000)
+            bell = Bell(file.path if file and beside else "")
+            commits = Commits(
+                thread, self.connection, now, turnstile, bell, may_wait=beside and plain is None
+            )
         except BaseException:
             thread.stop()
             raise
+        watch = Watch(_look, now)
+        watch.listen = partial(bell.listen, partial(_rung, thread, watch))
+        thread.answered = commits.tell_others
+        thread.together = commits.commit
+        thread.at_rest = commits.at_rest
+        thread.at_close = partial(_at_close, turnstile, bell)
+        if not beside:
+            thread.watch = watch
+        commits.on_ready = partial(_announce, thread, watch)
         object.__setattr__(self, "_thread", thread)
+        object.__setattr__(self, "_commits", commits)
+        object.__setattr__(self, "_watch", watch)
         object.__setattr__(self, "_plain_guard", plain)
         weakref.finalize(self, thread.discard).atexit = False
 
@@ -297,81 +332,109 @@ class Database:
 
         def handed(job: Job[T]) -> T:
             self._thread.check_file()
-            self._end_what_was_left()
-            return self._thread.foreign(lambda: handed_over(self.connection, work))
+            self._commits.at_rest()
+            try:
+                return self._thread.foreign(lambda: handed_over(self.connection, work))
+            except BaseException as error:
+                self._commits.doubt(error)
+                raise
+            finally:
+                if self._watch.touched():
+                    (self._thread.reader or self._thread).later(_nothing)
 
         return await self._performed(handed)
 
     async def _read(
-        self, look: Callable[[sqlite3.Connection], T], within: float | None = None
+        self,
+        look: Callable[[sqlite3.Connection], T],
+        within: float | None = None,
+        then: Callable[[], bool] | None = None,
     ) -> T:
-        """Run a look of the store's own, which takes no write lock.
+        """Run a look of the store's own, which takes no write lock, beside the writes.
 
+        It sees every write that was acknowledged before. Others get their turn before `then` is
+        called, and before every further call that it asks for by returning `True`.
         `TimeoutError` when it has not begun `within` seconds.
         """
+        loop = self._thread.check_caller()
+        reader = self._reader()
 
-        def looked(job: Job[T]) -> T:
+        seen: T
+
+        def begun(job: Job[T]) -> T:
             job.begin()
             self._thread.check_file()
-            self._end_what_was_left()
-            return self._thread.foreign(lambda: look(self.connection))
+            if job.thread is not reader:
+                self._commits.at_rest()
+            job.unfinished = then is not None
+            if reader is not None and job.thread is not reader:
+                reader.later(_nothing)  # whoever waits from here on is watched for there
+            return job.thread.foreign(lambda: look(job.thread.opened()))
 
-        return await self._performed(looked, within=within)
+        def looked(job: Job[T]) -> T:
+            nonlocal seen
+            if not job.unfinished:
+                seen = begun(job)
+            else:
+                assert then is not None
+                job.unfinished = job.thread.foreign(then)
+            return seen
+
+        # What was granted to a caller that has gone is back once the line has come to it (S9).
+        if reader is None or self._thread.owing:
+            return await self._performed(looked, within=within)
+        return await reader.put(Job(reader, loop, looked)).result(within)
 
     async def _write(
         self,
-        operation: Callable[[sqlite3.Cursor, float], T],
-        undo: Callable[[sqlite3.Cursor, float, T], None] | None = None,
+        operation: Operation[T],
+        undo: Callable[[StoreCursor, float, T], None] | None = None,
         within: float | None = None,
+        *,
+        durable: bool = True,
+        foreign: bool = False,
     ) -> T:
-        """Run `operation(cursor, now)` as one transaction: the lock first, then the clock.
+        """Run `operation(cursor, now)` in a transaction: the lock first, then the clock.
 
-        It begins when it holds the write lock: if its caller was cancelled by then, nothing
+        It begins when the thread holds the write lock: if its caller was cancelled by then, nothing
         happens (C17). `undo` gives back what was granted (not `None`) to a caller that never
-        heard of it.
+        heard of it. `durable` and `foreign` are told in `Write`.
         `TimeoutError`, and nothing happens, when it has not begun `within` seconds.
         """
-
-        def begun(job: Job[T]) -> T:
-            def checked(cursor: sqlite3.Cursor) -> T:
-                job.begin()
-                self._thread.check_file()
-                return operation(cursor, self._now())
-
-            self._end_what_was_left()
-            return committed(self.connection, checked)
 
         def undone(value: T) -> None:
             assert undo is not None
             try:
-                self._end_what_was_left()
-                committed(self.connection, lambda cursor: undo(cursor, self._now(), value))
-            except sqlite3.Error as error:
+                self._commits.apart(lambda cursor, now: undo(cursor, now, value))
+            except Exception as error:
                 logger.warning("what a cancelled caller was granted waits to lapse: %r", error)
 
-        return await self._performed(begun, undone if undo is not None else None, within)
+        thread, guard = self._thread, self._plain_guard
+        write: Write[T] = Write(
+            thread,
+            thread.check_caller(),
+            operation,
+            undone if undo is not None else None,
+            guard.leave if guard is not None else None,
+            durable=durable,
+            foreign=foreign,
+        )
+        if guard is None:
+            return await thread.put(write).result(within)
+        async with guard:
+            thread.put(write)
+        return await write.result(within)
 
-    def _end_what_was_left(self) -> None:
-        """Roll back a transaction that nobody is in any more.
+    def _reader(self) -> Reader | None:
+        """The thread that reads beside the writes; `None` where they exclude each other."""
+        file = self._thread.file
+        if file is None or not file.writes_ahead:
+            return None
+        return self._thread.with_reader(lambda: Reader(self._thread, self._watch))
 
-        A write's own rollback failed, or somebody who held the guard began one and left.
-        """
-        if self.connection.in_transaction:
-            logger.warning("a transaction that was left open is rolled back")
-            roll_back(self.connection)
-
-    def _now(self) -> float:
-        """The clock's reading; `ValueError` for one that is no moment."""
-        now = self.clock()
-        if not isinstance(now, (int, float)):
-            raise TypeError(f"the database's clock must give seconds, not {type(now).__name__}")
-        if not 0 <= now < _TOO_LATE:
-            raise ValueError(f"the database's clock reads {now!r}, which is no moment since 1970")
-        return now
-
-    def _apply(self, cursor: sqlite3.Cursor, effect: Callable[[sqlite3.Cursor], T]) -> T:
+    def _apply(self, effect: Callable[[sqlite3.Cursor], T]) -> T:
         """Run somebody's `effect` inside the store's open transaction, which it cannot end."""
-        return self._thread.foreign(lambda: fenced_in(cursor.connection, effect))
+        return self._thread.foreign(lambda: self._commits.fence.run(effect))
 
     async def aclose(self) -> None:
         """Wait until nobody is inside, then close on the thread; twice is fine.
@@ -406,6 +469,42 @@ class Database:
         return await job.result(within)
 
 
+def _look(connection: sqlite3.Connection, namespace: str, now: float) -> Seen:
+    ((ready, due),) = rows(connection, LOOK, {"namespace": namespace, "now": now})
+    return bool(ready), due
+
+
+def _announce(thread: DatabaseThread, watch: Watch, namespace: str, moment: float | None) -> None:
+    """Have those told who wait for something to become visible, at once or from a moment on."""
+    if watch.changed(namespace, moment):
+        (thread.reader or thread).later(_nothing)
+
+
+def _rung(thread: DatabaseThread, watch: Watch) -> None:
+    """Another process has made something ready: look."""
+    if thread.reader is not None:
+        thread.reader.later(partial(watch.look, thread.reader.opened))
+
+
+def _at_close(turnstile: Turnstile, bell: Bell) -> None:
+    turnstile.close()
+    bell.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _reading(clock: Callable[[], float]) -> float:
+    """The clock's reading; `ValueError` for one that is no moment."""
+    now = clock()
+    if not isinstance(now, (int, float)):
+        raise TypeError(f"the database's clock must give seconds, not {type(now).__name__}")
+    if not 0 <= now < _TOO_LATE:
+        raise ValueError(f"the database's clock reads {now!r}, which is no moment since 1970")
+    return now
+
+
 def _report_waiting() -> None:
     logger.warning("aclose waits for work that is still inside the database")
 
@@ -438,7 +537,7 @@ async def migrate(database: Database) -> None:
     columns for one of a shape that no release made.
     """
     if not await database._read(schema.is_current):
-        await database._write(lambda cursor, now: schema.bring_up_to_date(cursor))
+        await database._write(lambda cursor, now: schema.bring_up_to_date(cursor), foreign=True)
 
 
 def transacted(connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], T]) -> T:
@@ -447,7 +546,13 @@ def transacted(connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], 
     Committed when it returns, rolled back when it raises; `work` is held to what `transact`
     holds an effect to: synchronous, and no beginning or ending of transactions.
     """
-    return committed(connection, lambda cursor: fenced_in(connection, work))
+    check_not_async(work)
+    with transaction(connection):
+        fence = Fence(connection)
+        try:
+            return fence.run(work)
+        finally:
+            fence.lift()
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,56 +563,75 @@ class SqliteCheckpointer:
     codec: CheckpointCodec[str] = JSON
 
     async def load(self, workflow: str) -> dict[str, object]:
-        check_text("workflow", workflow)
-        records = await self.database._read(lambda connection: self._records(connection, workflow))
-        return {key: value for key, value, _ in records}
+        return await self._loaded(workflow, just_value)
 
     async def history(self, workflow: str) -> dict[str, Written]:
+        def shape(key: str, value: object, at: float) -> Written:
+            return Written(value, written_at(workflow, key, at))
+
+        return await self._loaded(workflow, shape)
+
+    async def _loaded(
+        self, workflow: str, shape: Callable[[str, object, float], V]
+    ) -> dict[str, V]:
         check_text("workflow", workflow)
-        records = await self.database._read(lambda connection: self._records(connection, workflow))
-        return {key: Written(value, written_at(workflow, key, at)) for key, value, at in records}
+        loading = Loading(self.codec, workflow, shape)
+        await self.database._read(loading.fetch, then=loading.decode)
+        return loading.records
 
     async def claim(self, workflow: str, budget: timedelta, alive: timedelta) -> Pass | None:
+        claiming = self._claiming(budget, alive)
         check_text("workflow", workflow)
+
+        def undo(cursor: StoreCursor, now: float, holder: Pass | None) -> None:
+            assert holder is not None
+            cursor.execute(RELEASE, as_holder(holder))
+
+        return await self.database._write(
+            lambda cursor, now: claiming(cursor, now, workflow), undo, durable=False
+        )
+
+    def _claiming(
+        self, budget: timedelta, alive: timedelta
+    ) -> Callable[[StoreCursor, float, str], Pass | None]:
+        """`claim` as part of a transaction."""
         check_duration("budget", budget)
         check_duration("alive", alive)
+        granted = {"budget": budget.total_seconds(), "alive": alive.total_seconds()}
 
-        def operation(cursor: sqlite3.Cursor, now: float) -> Pass | None:
+        def claimed(cursor: StoreCursor, now: float, workflow: str) -> Pass | None:
             asked = {
                 "workflow": workflow,
                 "milliseconds": as_milliseconds(now),
-                "budget": budget.total_seconds(),
-                "alive": alive.total_seconds(),
                 "now": now,
+                **granted,
             }
             for (token,) in cursor.execute(CLAIM, asked).fetchall():
                 return Pass(workflow, token)
             cursor.execute(CLAMP_CLAIM, asked)
             return None
 
-        def undo(cursor: sqlite3.Cursor, now: float, holder: Pass | None) -> None:
-            assert holder is not None
-            cursor.execute(RELEASE, as_holder(holder))
-
-        return await self.database._write(operation, undo)
+        return claimed
 
     async def extend(self, holder: Pass, budget: timedelta, alive: timedelta) -> bool:
         check_duration("budget", budget)
         check_duration("alive", alive)
         granted = {"budget": budget.total_seconds(), "alive": alive.total_seconds()}
-        return await self.database._write(_touching(EXTEND_CLAIM, as_holder(holder) | granted))
+        extending = _touching(EXTEND_CLAIM, as_holder(holder) | granted)
+        return await self.database._write(extending, durable=False)
 
     async def renew(self, holder: Pass, alive: timedelta) -> bool:
         check_duration("alive", alive)
         granted = {"alive": alive.total_seconds()}
-        return await self.database._write(_touching(RENEW, as_holder(holder) | granted))
+        renewing = _touching(RENEW, as_holder(holder) | granted)
+        return await self.database._write(renewing, durable=False)
 
     async def record(self, holder: Pass, key: str, value: object) -> Recorded:
         check_step_key(key)
         asked = as_holder(holder)
         encoding, back = self._encoded(holder.workflow, key, value)
 
-        def operation(cursor: sqlite3.Cursor, now: float) -> Recorded:
+        def operation(cursor: StoreCursor, now: float) -> Recorded:
             if not _touched(cursor, SIGN_OF_LIFE, asked | {"now": now}):
                 raise fenced(holder)
             return self._standing(cursor, now, holder.workflow, key, encoding, back)
@@ -517,22 +641,25 @@ class SqliteCheckpointer:
     async def transact(self, holder: Pass, key: str, effect: SqliteEffect) -> object:
         check_step_key(key)
         check_not_async(effect)
-        asked = as_holder(holder)
+        asked = as_holder(holder) | {"key": key}
 
-        def operation(cursor: sqlite3.Cursor, now: float) -> object:
-            if not cursor.execute(FENCE, asked).fetchall():
+        def operation(cursor: StoreCursor, now: float) -> object:
+            ((newest, stored),) = cursor.execute(FENCE, asked).fetchall()
+            if not newest:
                 raise fenced(holder)
-            recorded = _read(cursor, holder.workflow, key)
-            if recorded is None:
-                result = self.database._apply(cursor, effect)
-                recorded, _ = self._encoded(holder.workflow, key, result)
-                now = self.database._now()
-                recorded = _written(cursor, now, holder.workflow, key, recorded)
+            if stored is not None:
+                encoding = text(holder.workflow, f"what is stored under {shown(key)}", stored)
+                value = decoded(self.codec, holder.workflow, key, encoding)
+            else:
+                result = self.database._apply(effect)
+                encoding, back = self._encoded(holder.workflow, key, result)
+                now = self.database._commits.now()
+                value = self._standing(cursor, now, holder.workflow, key, encoding, back).value
             if not _touched(cursor, SIGN_OF_LIFE, asked | {"now": now}):
                 raise fenced(holder)
-            return decoded(self.codec, holder.workflow, key, recorded)
+            return value
 
-        return await self.database._write(operation)
+        return await self.database._write(operation, foreign=True)
 
     async def supply(self, workflow: str, key: str, value: object) -> object:
         return await self.database._write(self._supplying(workflow, key, value))
@@ -546,7 +673,7 @@ class SqliteCheckpointer:
 
     def _standing(
         self,
-        cursor: sqlite3.Cursor,
+        cursor: StoreCursor,
         now: float,
         workflow: str,
         key: str,
@@ -567,7 +694,7 @@ class SqliteCheckpointer:
         check_text("workflow", workflow)
         encoding, back = self._encoded(workflow, INBOX, value)
 
-        def operation(cursor: sqlite3.Cursor, now: float) -> Entry:
+        def operation(cursor: StoreCursor, now: float) -> Entry:
             key = inbox_key(_next_position(cursor, workflow))
             _written(cursor, now, workflow, key, encoding)
             return Entry(key, back)
@@ -581,7 +708,7 @@ class SqliteCheckpointer:
         """`discard` as part of a transaction."""
         check_text("workflow", workflow)
 
-        def operation(cursor: sqlite3.Cursor, now: float) -> int:
+        def operation(cursor: StoreCursor, now: float) -> int:
             asked = {"workflow": workflow, "milliseconds": as_milliseconds(now)}
             cursor.execute(RAISE_FENCE, asked)
             return cursor.execute(DISCARD, asked).rowcount
@@ -589,21 +716,19 @@ class SqliteCheckpointer:
         return operation
 
     async def release(self, holder: Pass) -> None:
-        await self.database._write(_touching(RELEASE, as_holder(holder)))
+        await self.database._write(self._releasing(holder), durable=False)
 
-    def _records(
-        self, connection: sqlite3.Connection, workflow: str
-    ) -> list[tuple[str, object, float]]:
-        records = []
-        for raw_key, raw_value, at in rows(connection, LOAD, {"workflow": workflow}):
-            key = text(workflow, "a key", raw_key)
-            encoding = text(workflow, f"what is stored under {shown(key)}", raw_value)
-            records.append((key, decoded(self.codec, workflow, key, encoding), at))
-        return records
+    def _releasing(self, holder: Pass) -> Operation[bool]:
+        """`release` as part of a transaction."""
+        return _touching(RELEASE, as_holder(holder))
 
     def _encoded(self, workflow: str, key: str, value: object) -> tuple[str, object]:
         encoding, back = encoded(self.codec, workflow, key, value)
-        check_text(f"workflow {shown(workflow)}, key {shown(key)}: the codec's encoding", encoding)
+        try:
+            check_text("the codec's encoding", encoding)
+        except (TypeError, ValueError) as error:
+            where = f"workflow {shown(workflow)}, key {shown(key)}"
+            raise type(error)(f"{where}: {error}") from error
         return encoding, back
 
 
@@ -640,24 +765,27 @@ class SqliteScheduler:
         """`make_ready` as part of a transaction."""
         asked = self._row(workflow)
 
-        def operation(cursor: sqlite3.Cursor, now: float) -> bool:
+        def operation(cursor: StoreCursor, now: float) -> bool:
             when = now if self.now is now_utc else as_seconds("now", self.now())
             # A clock of the caller's own may run a little ahead: that is ready all the same (S11).
-            return _touched(cursor, MAKE_READY, asked | _visible_from(when, now, _CLOCKS_APART))
+            return _shown(cursor, now, MAKE_READY, asked | _visible_from(when, now, _CLOCKS_APART))
 
         return operation
 
     async def schedule(self, workflow: str, visible_at: datetime) -> None:
         """Move the workflow to `visible_at`, whatever its state: an unconditional move (S10)."""
         when = {"when": as_seconds("visible_at", visible_at)}
-        await self.database._write(_touching(SCHEDULE, self._row(workflow) | when))
+        asked = self._row(workflow) | when
+        await self.database._write(lambda cursor, now: _shown(cursor, now, SCHEDULE, asked))
 
     async def wake_at(self, delivery: Delivery, when: datetime) -> None:
+        await self.database._write(self._suspending(delivery, when), durable=False)
+
+    def _suspending(self, delivery: Delivery, when: datetime) -> Operation[bool]:
+        """`wake_at` as part of a transaction."""
         moment = as_seconds("when", when)
         asked = self._held(delivery)
-        await self.database._write(
-            lambda cursor, now: _touched(cursor, SUSPEND, asked | _visible_from(moment, now))
-        )
+        return lambda cursor, now: _shown(cursor, now, SUSPEND, asked | _visible_from(moment, now))
 
     async def wake_due(self, now: datetime) -> tuple[str, ...]:
         check_aware("now", now)
@@ -665,23 +793,44 @@ class SqliteScheduler:
 
     async def next_ready(self, within: timedelta) -> Delivery | None:
         check_wait("within", within)
+
+        def taking(cursor: StoreCursor, now: float) -> Delivery | None:
+            for delivery in self._taken(cursor, now, 1):
+                return delivery
+            return None
+
+        async def take(patience: float) -> Delivery | None:
+            return await self.database._write(taking, self._put_back, patience, durable=False)
+
+        return await self._once_ready(within, take)
+
+    async def _once_ready(
+        self, within: timedelta, take: Callable[[float], Awaitable[T | None]]
+    ) -> T | None:
+        """What `take`, given the seconds it may wait, takes once there is something; or `None`.
+
+        Waiting costs no lock and no turn of the loop.
+        """
         loop = asyncio.get_running_loop()
+        watch = self.database._watch
         deadline = loop.time() + within.total_seconds()
         while True:
             # What is ready is found whatever `within` is (S11), unless others keep us waiting.
             patient_until = max(deadline, loop.time() + _GRACE)
+            waiter = Waiter(self.namespace, self.poll_seconds)
             try:
-                if await self.database._read(self._look, patient_until - loop.time()):
-                    patience = max(patient_until - loop.time(), 0)
-                    delivery = await self.database._write(self._take, self._put_back, patience)
-                    if delivery is not None:
-                        return delivery
+                looking = partial(watch.join, waiter=waiter)
+                ready = await self.database._read(looking, patient_until - loop.time())
+                if ready or await waiter.result(deadline - loop.time()):
+                    taken = await take(max(patient_until - loop.time(), 0))
+                    if taken is not None:
+                        return taken
             except TimeoutError:  # others keep the database busy: that is no reason to wait longer
                 return None
-            remaining = deadline - loop.time()
-            if remaining <= 0:
+            finally:
+                watch.leave(waiter)
+            if loop.time() >= deadline:
                 return None
-            await asyncio.sleep(min(self.poll_seconds, remaining))
 
     async def reclaim(self, idle: timedelta) -> Delivery | None:
         check_wait("idle", idle)
@@ -694,7 +843,7 @@ class SqliteScheduler:
 
         before = {"until": asked["visible_at"], "renewed": asked["nonce"], "within": seconds}
 
-        def operation(cursor: sqlite3.Cursor, now: float) -> Delivery:
+        def operation(cursor: StoreCursor, now: float) -> Delivery:
             held = cursor.execute(HOLDS, asked).fetchall()
             if not held:
                 return delivery
@@ -704,10 +853,10 @@ class SqliteScheduler:
             cursor.execute(EXTEND_DELIVERY, asked | terms)
             return Delivery(delivery.workflow, str(renewed))
 
-        def undo(cursor: sqlite3.Cursor, now: float, extended: Delivery) -> None:
+        def undo(cursor: StoreCursor, now: float, extended: Delivery) -> None:
             cursor.execute(EXTEND_DELIVERY, self._held(extended) | before)
 
-        return await self.database._write(operation, undo)
+        return await self.database._write(operation, undo, durable=False)
 
     async def holds(self, delivery: Delivery) -> bool:
         """Whether the delivery is still out under its receipt."""
@@ -722,7 +871,11 @@ class SqliteScheduler:
         return _touching(CANCEL, self._row(workflow))
 
     async def done(self, delivery: Delivery) -> None:
-        await self.database._write(_touching(DONE, self._held(delivery)))
+        await self.database._write(self._answering(delivery), durable=False)
+
+    def _answering(self, delivery: Delivery) -> Operation[bool]:
+        """`done` as part of a transaction."""
+        return _touching(DONE, self._held(delivery))
 
     def permanent(self, error: Exception) -> bool:
         """Whether an error of this store will not go away by itself."""
@@ -734,13 +887,12 @@ class SqliteScheduler:
 
     def _held(self, delivery: Delivery) -> dict[str, Any]:
         check_delivery(delivery)
-        return self._row(delivery.workflow) | Receipt.parsed(delivery.receipt)._asdict()
+        receipt = Receipt.parsed(delivery.receipt)
+        held = {"visible_at": receipt.visible_at, "nonce": receipt.nonce}
+        return self._row(delivery.workflow) | held
 
-    def _look(self, connection: sqlite3.Connection) -> bool:
-        asked = {"namespace": self.namespace, "now": self.database._now()}
-        return bool(rows(connection, LOOK, asked)[0][0])
-
-    def _take(self, cursor: sqlite3.Cursor, now: float) -> Delivery | None:
+    def _taken(self, cursor: StoreCursor, now: float, limit: int) -> list[Delivery]:
+        """The deliveries visible longest, up to `limit` of them."""
         asked = {
             "namespace": self.namespace,
             "now": now,
@@ -750,15 +902,17 @@ class SqliteScheduler:
         for (raw,) in cursor.execute(CLAMP_TAKEN, asked).fetchall():
             with suppress(UnicodeDecodeError):  # the claim's deadlines lie as far ahead
                 cursor.execute(CLAMP_CLAIM, {"workflow": raw.decode(), "now": now})
-        while True:
+        deliveries: list[Delivery] = []
+        while len(deliveries) < limit:
             receipt = Receipt.until(now + self.lease_seconds)
             taken = cursor.execute(TAKE, asked | {"nonce": receipt.nonce}).fetchall()
             if not taken:
-                return None
+                break
             ((raw, is_text),) = taken
             try:
                 if is_text:
-                    return Delivery(raw.decode(), str(receipt))
+                    deliveries.append(Delivery(raw.decode(), str(receipt)))
+                    continue
             except UnicodeDecodeError:
                 pass
             logger.error(
@@ -766,10 +920,11 @@ class SqliteScheduler:
                 shown(self.namespace),
                 shown(raw),
             )
+        return deliveries
 
-    def _put_back(self, cursor: sqlite3.Cursor, now: float, delivery: Delivery | None) -> None:
+    def _put_back(self, cursor: StoreCursor, now: float, delivery: Delivery | None) -> None:
         assert delivery is not None
-        cursor.execute(SUSPEND, self._held(delivery) | _visible_from(now, now))
+        _shown(cursor, now, SUSPEND, self._held(delivery) | _visible_from(now, now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -785,6 +940,10 @@ class SqliteDurable:
     def __post_init__(self) -> None:
         if self.checkpointer.database is not self.scheduler.database:
             raise ValueError("the checkpointer and the scheduler must share one database")
+
+    @property
+    def _database(self) -> Database:
+        return self.checkpointer.database
 
     async def arrive(self, workflow: str, key: str, value: object) -> object:
         check_step_key(key)
@@ -802,15 +961,80 @@ class SqliteDurable:
             self.checkpointer._discarding(workflow), self.scheduler._cancelling(workflow)
         )
 
-    async def _together(self, first: Operation[T], second: Operation[bool]) -> T:
+    async def start_passes(
+        self, limit: int, within: timedelta, budget: timedelta
+    ) -> Sequence[Started]:
+        """`next_ready`, `claim` and `load` for up to `limit` workflows: a commit and a read."""
+        check_limit(limit)
+        check_wait("within", within)
+        claiming = self.checkpointer._claiming(budget, self.scheduler.lease)
+
+        def starting(cursor: StoreCursor, now: float) -> list[Started] | None:
+            deliveries = self.scheduler._taken(cursor, now, limit)
+            return [
+                Started(delivery, claiming(cursor, now, delivery.workflow))
+                for delivery in deliveries
+            ] or None
+
+        async def start(patience: float) -> list[Started] | None:
+            return await self._database._write(starting, self._give_back, patience, durable=False)
+
+        def giving_back(cursor: StoreCursor, now: float) -> None:
+            self._give_back(cursor, now, started)
+
+        started = await self.scheduler._once_ready(within, start)
+        if started is None:
+            return ()
+        try:
+            return await self._database._read(partial(self._with_records, started=started))
+        except BaseException:
+            await settle(lambda: self._database._write(giving_back, durable=False))
+            raise
+
+    def _with_records(
+        self, connection: sqlite3.Connection, started: list[Started]
+    ) -> list[Started]:
+        """With what is recorded, where that is no more than a piece and can be read."""
+        loaded = []
+        for one in started:
+            recorded = None
+            if one.holder is not None:
+                loading = Loading(self.checkpointer.codec, one.holder.workflow, just_value)
+                with suppress(ValueError):  # whoever loads it for itself is told
+                    loading.fetch(connection, PIECE_ROWS + 1)
+                    if not loading.decode():
+                        recorded = loading.records
+                if not rows(connection, STANDS, as_holder(one.holder)):  # deleted since: no pass
+                    one, recorded = one._replace(holder=None), None
+            loaded.append(one._replace(recorded=recorded))
+        return loaded
+
+    def _give_back(self, cursor: StoreCursor, now: float, started: list[Started] | None) -> None:
+        for one in started or ():
+            if one.holder is not None:
+                self.checkpointer._releasing(one.holder)(cursor, now)
+            self.scheduler._put_back(cursor, now, one.delivery)
+
+    async def end_pass(self, holder: Pass, delivery: Delivery, due: datetime | None) -> None:
+        """`release` and the answer in one commit."""
+        releasing = self.checkpointer._releasing(holder)
+        if due is None:
+            answering = self.scheduler._answering(delivery)
+        else:
+            answering = self.scheduler._suspending(delivery, due)
+        await self._together(releasing, answering, durable=False)
+
+    async def _together(
+        self, first: Operation[T], second: Operation[bool], *, durable: bool = True
+    ) -> T:
         """Both operations in one transaction; what the first returned."""
 
-        def operation(cursor: sqlite3.Cursor, now: float) -> T:
+        def operation(cursor: StoreCursor, now: float) -> T:
             value = first(cursor, now)
             second(cursor, now)
             return value
 
-        return await self.checkpointer.database._write(operation)
+        return await self._database._write(operation, durable=durable)
 
 
 def _visible_from(moment: float, now: float, ahead: float = 0) -> dict[str, float | None]:
@@ -826,6 +1050,17 @@ def _touched(cursor: sqlite3.Cursor, statement: str, asked: dict[str, Any]) -> b
     return cursor.execute(statement, asked).rowcount > 0
 
 
+def _shown(cursor: StoreCursor, now: float, statement: str, asked: dict[str, Any]) -> bool:
+    """Make a row visible from `when` on, and have those told who wait for that."""
+    touched = _touched(cursor, statement, asked)
+    if touched:
+        at_once = asked.get("ahead") == 0 or asked["when"] <= now
+        moment = None if at_once else asked["when"]
+        soon = at_once or asked["when"] < now + 2 * QUIET
+        cursor.readied.append((asked["namespace"], moment, soon))
+    return touched
+
+
 def _touching(statement: str, asked: dict[str, Any]) -> Operation[bool]:
     """An operation of one statement: whether it touched a row."""
     return lambda cursor, now: _touched(cursor, statement, asked | {"now": now})
@@ -837,7 +1072,7 @@ def _read(cursor: sqlite3.Cursor, workflow: str, key: str) -> str | None:
     return None
 
 
-def _written(cursor: sqlite3.Cursor, now: float, workflow: str, key: str, encoding: str) -> str:
+def _written(cursor: StoreCursor, now: float, workflow: str, key: str, encoding: str) -> str:
     """Write unless the key is recorded; the encoding that is stored, either way."""
     record = {"workflow": workflow, "key": key, "value": encoding}
     if _touched(cursor, WRITE, record | {"written_at": _stamp(cursor, workflow, now)}):
@@ -847,10 +1082,14 @@ def _written(cursor: sqlite3.Cursor, now: float, workflow: str, key: str, encodi
     return stored
 
 
-def _stamp(cursor: sqlite3.Cursor, workflow: str, now: float) -> float:
+def _stamp(cursor: StoreCursor, workflow: str, now: float) -> float:
     """What to stamp on a record: `now`, unless the clock was set back since the workflow's last."""
+    if cursor.latest is not None and cursor.latest <= now:  # nobody else writes meanwhile
+        cursor.latest = now
+        return now
     ((latest, ahead),) = cursor.execute(LATEST).fetchall()
-    if max(latest, ahead) <= now:
+    cursor.latest = max(latest, ahead, now)
+    if cursor.latest == now:
         return now
     if latest > ahead:
         cursor.execute(CLOCK_WAS_SET_BACK, {"version": schema.VERSION, "latest": latest})

@@ -16,20 +16,26 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from .errors import Misuse
 from .files import Identity, OpenFile
+from .watching import Watch
 
 T = TypeVar("T")
+ThreadT = TypeVar("ThreadT", bound="DatabaseThread")
 
 PATIENCE = 1.0
 """Seconds that closing and interpreter exit wait for the thread before they say so."""
 
 GIVING_UP = 2.0
 """Seconds that interpreter exit gives interrupted work to end before it leaves it behind."""
+
+SHARING = 100
+"""How many writes share a transaction at the most."""
 
 logger = logging.getLogger("without_durability_sqlite")
 
@@ -48,23 +54,50 @@ class Abandoned(BaseException):
     """The caller of a job is gone: whatever has not begun shall not happen (C17)."""
 
 
+def _at_once(call: Callable[[], None]) -> None:
+    call()
+
+
 class Job(Generic[T]):
-    """One piece of work on its way through the thread, and the caller waiting for it.
+    """One piece of work on its way through a thread, and the caller waiting for it.
 
     `undo` gives back what the work granted, should its caller never hear of it (C17, S9).
     `after` is called on the loop once the thread has let go, whatever became of the caller.
     """
 
+    __slots__ = (
+        "_after",
+        "_begun",
+        "_caller_gone",
+        "_context",
+        "_declined",
+        "_error",
+        "_finished",
+        "_future",
+        "_lock",
+        "_outer",
+        "_undo",
+        "_value",
+        "_work",
+        "loop",
+        "thread",
+        "unfinished",
+    )
+
+    shares = False
+    """Whether it may be performed in one go with those beside it in line."""
+
     def __init__(
         self,
         thread: DatabaseThread,
         loop: asyncio.AbstractEventLoop,
-        work: Callable[[Job[T]], T],
-        undo: Callable[[T], None] | None,
-        after: Callable[[], None] | None,
+        work: Callable[..., T],
+        undo: Callable[[T], None] | None = None,
+        after: Callable[[], None] | None = None,
     ) -> None:
         self.thread = thread
-        self._loop = loop
+        self.loop = loop
+        self.unfinished = False  # its work goes on, once others have had their turn
         self._work = work
         self._undo = undo
         self._after = after
@@ -79,11 +112,11 @@ class Job(Generic[T]):
         self._value: Any = None
         self._error: BaseException | None = None
 
-    def runs_on(self, thread: DatabaseThread) -> bool:
-        """Whether this work, or one that it runs inside of, keeps the thread busy."""
-        if self.thread is thread and not self._finished:
+    def runs_on(self, home: DatabaseThread) -> bool:
+        """Whether this work, or one that it runs inside of, keeps a thread of the database busy."""
+        if self.thread.home is home and not self._finished:
             return True
-        return self._outer is not None and self._outer.runs_on(thread)
+        return self._outer is not None and self._outer.runs_on(home)
 
     @property
     def unwanted(self) -> bool:
@@ -111,8 +144,10 @@ class Job(Generic[T]):
             with self._lock:
                 self._caller_gone = True
                 finished = self._finished
+                if self._undo is not None:
+                    self.thread.owing.add(self)
             if finished:
-                self._unheard(self.thread.later)
+                self.unheard(self.thread.later)
             raise
         try:
             if self._error is not None:
@@ -127,67 +162,111 @@ class Job(Generic[T]):
                 self._caller_gone = self._declined = True
                 raise TimeoutError
 
-    def perform(self) -> None:
-        """Run the work, on the thread, unless its caller has gone already."""
-        self.thread.job = self
-        if self.thread.closed:
+    def admitted(self) -> bool:
+        """Whether it is still to be performed: its caller is there, and so is the database."""
+        if self.unfinished:
+            pass
+        elif self.thread.closed:
             self._error = sqlite3.ProgrammingError("the database is closed")
         elif self.thread.ending:
             self._error = sqlite3.ProgrammingError("the interpreter is ending")
-        elif not self._caller_gone:
-            try:
-                self._value = self._context.run(self._marked)
-            except Abandoned:
-                pass
-            except BaseException as error:
-                self._error = error
-        self._work = _nothing  # the context refers to this job, and the work to who knows what
-        self.thread.job = None
-        self.thread.leave()
+        return self._error is None and not self._caller_gone
+
+    def attempt(self, *handed: Any) -> BaseException | None:
+        """Do the work in its caller's context, and keep what it returned; what it raised."""
+        self._value = self._error = None
+        try:
+            self._value = self._context.run(self._marked, *handed)
+        except Abandoned:
+            return None
+        except BaseException as error:
+            self.unfinished = False
+            return error
+        return None
+
+    def fail(self, error: BaseException) -> None:
+        """Keep an error for the caller."""
+        self._value, self._error = None, error
+
+    def perform(self) -> None:
+        """Do the work by itself."""
+        error = self.attempt(self)
+        if error is not None:
+            self.fail(error)
+
+    def finish(self) -> bool:
+        """Nothing more happens to it; whether its caller has gone and will never hear of it."""
+        self._work = (
+            _performed  # tasks begun in its context keep this job, and it shall keep little
+        )
+        del self._context
         with self._lock:
             self._finished = True
-            caller_gone = self._caller_gone
-        if not self._told(self._deliver):
-            self._deliver()
-            caller_gone = True
-        if caller_gone:
-            self._unheard(lambda undo: undo())
+            return self._caller_gone
 
-    def _told(self, callback: Callable[..., object], *arguments: object) -> bool:
-        """Have the loop call back; `False` when it is closed, and nobody waits any more."""
-        try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
-        except RuntimeError:
-            return False
-        return True
+    def _give_back(self) -> None:
+        if self._undo is not None and self._value is not None:
+            self._undo(self._value)
+        self.thread.owing.discard(self)
 
-    def _marked(self) -> T:
-        self._outer = _inside.get()
-        _inside.set(self)
-        return self._work(self)
+    def _marked(self, *handed: Any) -> T:
+        outer = _inside.get()
+        if outer is not self:  # as it is when the work runs again
+            self._outer = outer
+            _inside.set(self)
+        return self._do(*handed)
 
-    def _deliver(self) -> None:
+    def _do(self, *handed: Any) -> T:
+        return self._work(*handed)
+
+    def answer(self) -> None:
+        """On the loop: let the caller go on."""
         if self._after is not None:
             self._after()
-        if not self._future.done() and not self._loop.is_closed():
+        if not self._future.done() and not self.loop.is_closed():
             self._future.set_result(None)
 
-    def _unheard(self, run: Callable[[Callable[[], None]], None]) -> None:
+    def unheard(self, run: Callable[[Callable[[], None]], None] = _at_once) -> None:
         """The work is done and its caller will never hear of it: undo it, or report its error."""
         error, self._error = self._error, None
-        if self._declined:  # its caller has been told, and nothing began
+        if error is None and not self._declined:
+            run(self._give_back)
             return
-        if error is None:
-            undo, value = self._undo, self._value
-            if undo is not None and value is not None:
-                run(lambda: undo(value))
+        self.thread.owing.discard(self)
+        if self._declined or error is None:  # its caller has been told, and nothing began
             return
         report = {"message": "database work failed after its caller had gone", "exception": error}
-        if not self._told(self._loop.call_exception_handler, report):
+        if not told(self.loop, self.loop.call_exception_handler, report):
             logger.error(
                 "database work failed after its event loop had closed",
                 exc_info=(type(error), error, error.__traceback__),
             )
+
+
+def told(
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object
+) -> bool:
+    """Have the loop call back; `False` when it is closed, and nobody waits any more."""
+    try:
+        loop.call_soon_threadsafe(callback, *arguments)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _answer(jobs: list[Job[Any]]) -> None:
+    for job in jobs:
+        job.answer()
+
+
+Item: TypeAlias = Job[Any] | Callable[[], None]
+"""What stands in a thread's line: somebody's job, or a call that nobody waits for."""
+
+
+def _one_by_one(jobs: list[Job[Any]]) -> list[Job[Any]]:
+    for job in jobs:
+        job.perform()
+    return []
 
 
 class Hold:
@@ -199,8 +278,12 @@ class Hold:
         self.released = threading.Event()
 
 
-def _nothing(_: Job[Any]) -> Any:
+def _performed(*_: object) -> Any:
     raise AssertionError("a job is performed once")
+
+
+def _nothing() -> None:
+    pass
 
 
 def check_not_inherited(file: Identity | None) -> None:
@@ -220,32 +303,47 @@ def check_not_inherited(file: Identity | None) -> None:
 
 
 class DatabaseThread:
-    """A daemon thread that performs jobs in the order they were put, until it is closed."""
+    """A daemon thread that performs jobs in the order they were put, until it is closed.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    `together` performs jobs that share, and returns those that it left for later. A second thread
+    of the same database names its `home`, the one that callers are checked by.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection | None, home: DatabaseThread | None = None
+    ) -> None:
         self.connection = connection
+        self.home = home or self
         self.file: OpenFile | None = None
+        self.busy_timeout = 0
         self.closed = False
         self.ending = False
         self.hold: Hold | None = None
-        self.job: Job[Any] | None = None
+        self.together: Callable[[list[Any]], list[Any]] = _one_by_one
+        self.at_rest: Callable[[], None] = _nothing
+        self.at_close: Callable[[], None] = _nothing
+        self.answered: Callable[[], None] = _nothing
+        self.watch: Watch | None = None
+        self.reader: DatabaseThread | None = None
+        self.owing: set[Job[Any]] = set()
+        self._working: list[Job[Any]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.pid = os.getpid()
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._jobs: SimpleQueue[Item] = SimpleQueue()
+        self._head: deque[Item] = deque()
         self._lock = threading.Lock()
         self._foreign = False
         self._in_line = 0
-        # The thread's own frame refers to the connection: in a forked child that frame is never
-        # unwound, so that the child's exit closes nothing of the parent's.
         self._thread = threading.Thread(
-            target=self._serve, args=(connection,), name="without_durability_sqlite", daemon=True
+            target=self._serve, name="without_durability_sqlite", daemon=True
         )
         self._thread.start()
         _threads[id(self)] = self
 
     def check_caller(self) -> asyncio.AbstractEventLoop:
         """The running loop, if it may use the thread now; `RuntimeError` saying why it may not."""
-        self.check_process()
+        if os.getpid() != self.pid:
+            self.check_process()
         job = _inside.get()
         if job is not None and job.runs_on(self):
             raise Misuse(
@@ -256,14 +354,17 @@ class DatabaseThread:
         hold = self.hold
         if hold is not None and not hold.released.is_set() and hold.task is asyncio.current_task():
             raise Misuse("the guard's holder called the database: that would wait for itself")
+        if self._loop is not loop:
+            self._bind(loop)
+        return loop
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
-            bound = self._loop
-            if bound is not loop and bound is not None and bound.is_running():
+            if self._loop is not None and self._loop.is_running():
                 raise Misuse(
                     "this database is in use by another running event loop: give each its own"
                 )
             self._loop = loop
-        return loop
 
     @property
     def is_own_process(self) -> bool:
@@ -290,23 +391,21 @@ class DatabaseThread:
         after: Callable[[], None] | None = None,
     ) -> Job[T]:
         """Put work in line for the running loop; await the job's `result`."""
-        job = Job(self, self.check_caller(), work, undo, after)
+        return self.put(Job(self, self.home.check_caller(), work, undo, after))
+
+    def put(self, job: Job[T]) -> Job[T]:
+        """Put a job in line."""
         with self._lock:
             if self.closed:
                 raise sqlite3.ProgrammingError("the database is closed")
             self._in_line += 1
-            self._jobs.put(job.perform)
+            self._jobs.put(job)
         return job
 
     @property
     def busy(self) -> bool:
         """Whether a caller's job is in line or under way."""
         return self._in_line > 0
-
-    def leave(self) -> None:
-        """A caller's job is over."""
-        with self._lock:
-            self._in_line -= 1
 
     def later(self, call: Callable[[], None]) -> None:
         """Run a call that nobody waits for, after what is in line."""
@@ -318,6 +417,7 @@ class DatabaseThread:
 
         def touch() -> None:
             try:
+                assert self.connection is not None
                 self.connection.cursor().close()
             except sqlite3.Error as error:
                 self.closed = True
@@ -344,10 +444,34 @@ class DatabaseThread:
         self.later(lambda: None)
 
     def close(self) -> None:
-        """Close the connection, on the thread, and let the thread end."""
+        """Close the connection, on the thread, after its reader's, and let the thread end."""
         with self._lock:
             self.closed = True
-        self.connection.close()
+        if self.reader is not None:
+            self.reader.later(self.reader.close)
+            if not self.ending:
+                self.reader.join()
+        if self.connection is not None:
+            self.connection.close()
+        self.at_close()
+
+    def with_reader(self, made: Callable[[], ThreadT]) -> ThreadT:
+        """The thread that reads beside this one, made when it is first asked for."""
+        with self._lock:
+            if self.closed:
+                raise sqlite3.ProgrammingError("the database is closed")
+            if self.reader is None:
+                self.reader = made()
+            return cast(ThreadT, self.reader)
+
+    def opened(self) -> sqlite3.Connection:
+        """The connection, on the thread."""
+        assert self.connection is not None
+        return self.connection
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
 
     def discard(self) -> None:
         """Close once what is in line is done: nobody refers to the database any more."""
@@ -355,17 +479,82 @@ class DatabaseThread:
             self.later(self.close)
             warnings.warn("a database was dropped without aclose()", ResourceWarning, stacklevel=2)
 
-    def _serve(self, connection: sqlite3.Connection) -> None:
-        while not (self.closed and self._jobs.empty()):
-            call = self._jobs.get()
+    def _serve(self) -> None:
+        connection = self.connection
+        while not (self.closed and not self._head and self._jobs.empty()):
+            item = self._next()
             try:
-                call()
+                if not isinstance(item, Job):
+                    item()
+                elif item.shares:
+                    self._work_on(self._beside(item), self.together)
+                else:
+                    self._work_on([item], _one_by_one)
             except BaseException:
                 logger.exception("a call that nobody waits for failed")
-            del call  # a finished job must not live on until the next one comes
+            del item  # a finished job must not live on until the next one comes
+            # This frame refers to the connection: in a forked child it is never unwound, so that
+            # the child's exit closes nothing of the parent's.
+            connection = self.connection
             if self.hold is not None:
                 self._wait_for(self.hold)
                 self.hold = None
+        del connection
+
+    def _next(self) -> Item:
+        """What is first in line; while there is nothing, look out for what others do."""
+        while not self._head:
+            pause = self.watch.pause() if self.watch is not None else None
+            try:
+                return self._jobs.get(timeout=pause)
+            except Empty:
+                assert self.watch is not None
+                self.watch.look(self.opened)
+        return self._head.popleft()
+
+    def _beside(self, first: Job[Any]) -> list[Job[Any]]:
+        """The jobs at the head of the line that share, `first` among them, up to a bound."""
+        sharing = [first]
+        while len(sharing) < SHARING:
+            try:
+                item = self._head.popleft() if self._head else self._jobs.get_nowait()
+            except Empty:
+                break
+            if not (isinstance(item, Job) and item.shares):
+                self._head.appendleft(item)
+                break
+            sharing.append(item)
+        return sharing
+
+    def _work_on(
+        self, jobs: list[Job[Any]], perform: Callable[[list[Job[Any]]], list[Job[Any]]]
+    ) -> None:
+        """Perform those whose callers are still there, and answer all but those that are left."""
+        self._working = jobs
+        wanted = [job for job in jobs if job.admitted()]
+        try:
+            left = perform(wanted)
+            self._head.extendleft(reversed(left))
+            if left:
+                jobs = [job for job in jobs if job not in left]
+        except BaseException as error:  # nobody may wait for ever
+            for job in wanted:
+                job.fail(error)
+        self._working = []
+        if wanted and wanted[0].unfinished:  # it runs alone, and its caller is still there
+            self._jobs.put(wanted[0])
+            return
+        with self._lock:
+            self._in_line -= len(jobs)
+        unheard = [job for job in jobs if job.finish()]
+        for loop in {job.loop for job in jobs}:
+            theirs = [job for job in jobs if job.loop is loop]
+            if not told(loop, _answer, theirs):
+                _answer(theirs)
+                unheard += [job for job in theirs if job not in unheard]
+        for job in unheard:
+            job.unheard()
+        self.answered()
 
     def _wait_for(self, hold: Hold) -> None:
         while not hold.released.wait(0.05):
@@ -374,8 +563,10 @@ class DatabaseThread:
 
     def end(self) -> None:
         """Interpreter exit: close, and wait for others' work only so long."""
-        if not self.is_own_process or not self._thread.is_alive():
+        if not self.is_own_process or not self._thread.is_alive() or self.ending:
             return
+        if self.reader is not None:
+            self.reader.end()
         self.ending = True  # what has not begun has no caller left
         self.later(self.close)
         self._thread.join(PATIENCE)
@@ -385,10 +576,11 @@ class DatabaseThread:
         give_up_at = time.monotonic() + GIVING_UP
         while self._thread.is_alive():
             with self._lock:
-                if self._foreign:
+                if self._foreign and self.connection is not None:
                     self.connection.interrupt()
-                job = self.job
-                owed = not self._foreign and not (job is not None and job.unwanted)
+                working = self._working
+                unwanted = bool(working) and all(job.unwanted for job in working)
+                owed = not self._foreign and not unwanted
             if not owed and time.monotonic() >= give_up_at:
                 logger.error("exit leaves work behind that did not end")
                 return

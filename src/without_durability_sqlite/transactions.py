@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sqlite3
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from types import FunctionType
 from typing import Any, Self, TypeVar
 
 from without_durability.checks import check_synchronous
 
 T = TypeVar("T")
+CursorT = TypeVar("CursorT", bound=sqlite3.Cursor)
+
+SAVEPOINT = f"without_durability_{os.urandom(4).hex()}"
+"""What a write that runs an application's code in a shared transaction is taken back to.
+
+No code knows the name.
+"""
+
+_FENCED = f" -- {os.urandom(4).hex()}"
+"""Marks the statements that effects run, so that none of them was compiled outside a fence.
+
+The driver keeps compiled statements by their text, and a compiled one asks no authorizer.
+"""
 
 _FACTORIES = ("row_factory", "text_factory")
 _ASYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -34,13 +49,13 @@ class FencedCursor(sqlite3.Cursor):
     def connection(self) -> Any:
         return FencedConnection(super().connection, self.made)
 
-    def execute(self, *arguments: Any) -> FencedCursor:
+    def execute(self, sql: str, *arguments: Any) -> FencedCursor:
         self._check_transaction()
-        return super().execute(*arguments)
+        return super().execute(sql + _FENCED, *arguments)
 
-    def executemany(self, *arguments: Any) -> FencedCursor:
+    def executemany(self, sql: str, *arguments: Any) -> FencedCursor:
         self._check_transaction()
-        return super().executemany(*arguments)
+        return super().executemany(sql + _FENCED, *arguments)
 
     def _check_transaction(self) -> None:
         if not super().connection.in_transaction:
@@ -65,11 +80,11 @@ class FencedConnection:
         self._made.add(cursor)
         return cursor
 
-    def execute(self, *arguments: Any) -> sqlite3.Cursor:
-        return self.cursor().execute(*arguments)
+    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+        return self.cursor().execute(sql, *arguments)
 
-    def executemany(self, *arguments: Any) -> sqlite3.Cursor:
-        return self.cursor().executemany(*arguments)
+    def executemany(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+        return self.cursor().executemany(sql, *arguments)
 
     def blobopen(self, *arguments: Any, **named: Any) -> sqlite3.Blob:
         blob = self._connection.blobopen(*arguments, **named)
@@ -91,8 +106,12 @@ class FencedConnection:
         setattr(self._connection, name, value)
 
 
-def committed(connection: sqlite3.Connection, operation: Callable[[sqlite3.Cursor], T]) -> T:
-    """Run `operation` under the write lock and commit, or roll all of it back.
+@contextmanager
+def transaction(
+    connection: sqlite3.Connection,
+    factory: type[CursorT] = sqlite3.Cursor,  # type: ignore[assignment]
+) -> Iterator[CursorT]:
+    """A transaction under the write lock: committed, or all of it rolled back.
 
     The caller sees the original error: a rollback that SQLite already did by itself (a full
     disk) is not attempted again, and no failing rollback hides what went wrong.
@@ -100,9 +119,9 @@ def committed(connection: sqlite3.Connection, operation: Callable[[sqlite3.Curso
     modes = _state(connection, _MODES)
     try:
         connection.execute("BEGIN IMMEDIATE")
-        with closing(connection.cursor()) as cursor:  # a statement left half-read blocks the end
+        with closing(connection.cursor(factory)) as cursor:  # a half-read statement blocks the end
             cursor.row_factory = None
-            value = operation(cursor)
+            yield cursor
         connection.execute("COMMIT")
     except BaseException:
         with suppress(Exception):
@@ -110,7 +129,6 @@ def committed(connection: sqlite3.Connection, operation: Callable[[sqlite3.Curso
         raise
     finally:
         _restore(connection, modes)
-    return value
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
@@ -119,40 +137,61 @@ def roll_back(connection: sqlite3.Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def fenced_in(connection: sqlite3.Connection, effect: Callable[[sqlite3.Cursor], T]) -> T:
-    """Run `effect` inside the open transaction, which it cannot end, nest or outlive.
+class Fence:
+    """Lets an application's code into an open transaction, which it cannot end, nest or outlive.
 
-    Raises `RuntimeError` when it tried, whether or not it swallowed the refusal, and
-    `TypeError` when it is asynchronous. Savepoints of its own are its own business.
+    One fence stands until others may use the connection: putting one up makes SQLite compile every
+    statement anew.
     """
-    tried = False
 
-    def authorize(action: int, *_: object) -> int:
-        nonlocal tried
-        if action == sqlite3.SQLITE_TRANSACTION:
-            tried = True
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._inside = self._stands = self._tried = False
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def run(self, effect: Callable[[sqlite3.Cursor], T]) -> T:
+        """What `effect` returns; savepoints of its own are its own business.
+
+        Raises `RuntimeError` when it tried to end the transaction, whether or not it swallowed the
+        refusal, and `TypeError` when it is asynchronous.
+        """
+        connection = self._connection
+        if not self._stands:
+            connection.set_authorizer(self._authorize)
+            self._stands = True
+        state = _state(connection, _FACTORIES)
+        self._inside, self._tried = True, False
+        try:
+            result = effect(FencedConnection(connection, self._made).cursor())
+            check_synchronous(result)
+        except sqlite3.Error as error:
+            if self._tried:
+                raise RuntimeError(_ENDED) from error
+            raise
+        finally:
+            self._inside = False
+            while self._made:
+                self._made.pop().close()
+            _restore(connection, state)
+        if self._tried or not connection.in_transaction:
+            raise RuntimeError(_ENDED)
+        return result
+
+    def lift(self) -> None:
+        """Take it down before others use the connection."""
+        if self._stands:
+            self._connection.set_authorizer(None)
+            self._stands = False
+
+    def _authorize(self, action: int, _: str | None, savepoint: str | None, *__: object) -> int:
+        if not self._inside:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_TRANSACTION or (
+            action == sqlite3.SQLITE_SAVEPOINT and (savepoint or "").lower() == SAVEPOINT
+        ):
+            self._tried = True
             return sqlite3.SQLITE_DENY
-        return sqlite3.SQLITE_OK if connection.in_transaction else sqlite3.SQLITE_DENY
-
-    check_not_async(effect)
-    state = _state(connection, _FACTORIES)
-    connection.set_authorizer(authorize)
-    made: weakref.WeakSet[Any] = weakref.WeakSet()
-    try:
-        result = effect(FencedConnection(connection, made).cursor())
-        check_synchronous(result)
-    except sqlite3.Error as error:
-        if tried:
-            raise RuntimeError(_ENDED) from error
-        raise
-    finally:
-        for one in made:
-            one.close()
-        connection.set_authorizer(None)
-        _restore(connection, state)
-    if tried or not connection.in_transaction:
-        raise RuntimeError(_ENDED)
-    return result
+        return sqlite3.SQLITE_OK if self._connection.in_transaction else sqlite3.SQLITE_DENY
 
 
 _ENDED = (
@@ -212,10 +251,14 @@ def _collate(one: str, other: str) -> int:
 
 def check_not_async(work: Callable[..., object]) -> None:
     """`TypeError` for an `async` function, before anything of it runs."""
-    if any(
-        inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
-        for call in (work, type(work).__call__)
-    ):
+    if type(work) is FunctionType:  # most are, and `inspect` takes its time
+        asynchronous = bool(work.__code__.co_flags & _ASYNCHRONOUS)
+    else:
+        asynchronous = any(
+            inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
+            for call in (work, type(work).__call__)
+        )
+    if asynchronous:
         raise TypeError(f"{work!r} is async: work on a database is synchronous, on its thread")
 
 

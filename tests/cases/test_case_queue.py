@@ -17,6 +17,7 @@ import pytest
 
 from children import Ended
 from gated import Watched, completing, passed, turns, working
+from thread_gates import reading
 from without_durability import (
     Completed,
     Contended,
@@ -40,6 +41,8 @@ HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 NOW = timedelta(0)
 SOON = timedelta(milliseconds=100)
+LOOKS = ("SELECT", "PRAGMA data_version", "--")
+"""What a look runs: a comment tells of a pragma's own look."""
 
 
 async def test_k26_an_idle_poll_reads_only(
@@ -49,14 +52,17 @@ async def test_k26_an_idle_poll_reads_only(
     await scheduler.make_ready("taken")
     assert await scheduler.next_ready(NOW) is not None
     statements: list[str] = []
-    database.connection.set_trace_callback(statements.append)
+    written: list[str] = []
+    reader = await reading(database)
+    reader.set_trace_callback(statements.append)
+    database.connection.set_trace_callback(written.append)
     assert await scheduler.next_ready(2 * SOON) is None
     assert await scheduler.reclaim(NOW) is None
     assert await scheduler.wake_due(clock.now()) == ()
-    database.connection.set_trace_callback(None)
     assert statements, "nothing was looked at"
-    assert [one for one in statements if not one.lstrip().startswith("SELECT")] == []
+    assert [one for one in statements if not one.lstrip().startswith(LOOKS)] == []
     assert len(statements) < 10, "an idle worker looks more often than its poll"
+    assert written == [], "it looked where others write"
 
 
 async def test_k26_an_idle_worker_asks_for_no_lock_however_often_it_looks(
@@ -65,6 +71,7 @@ async def test_k26_an_idle_worker_asks_for_no_lock_however_often_it_looks(
     scheduler = SqliteScheduler(database, poll=timedelta(milliseconds=1))
     await scheduler.schedule("sleeper", clock.now() + HOUR)
     statements: list[str] = []
+    written: list[str] = []
     often = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -74,29 +81,30 @@ async def test_k26_an_idle_worker_asks_for_no_lock_however_often_it_looks(
             loop.call_soon_threadsafe(often.set)
 
     durable = SqliteDurable(checkpointer, scheduler)
-    database.connection.set_trace_callback(traced)
+    reader = await reading(database)
+    reader.set_trace_callback(traced)
+    database.connection.set_trace_callback(written.append)
     async with working(durable, completing, now=clock.now, within=SOON / 10, tick=SOON / 50):
         await often.wait()
-    await database.run(lambda connection: connection.set_trace_callback(None))
-    reading = ("SELECT", "--")  # a comment tells of a pragma's own look
-    assert [one for one in statements if not one.lstrip().startswith(reading)] == []
+    assert [one for one in statements if not one.lstrip().startswith(LOOKS)] == []
+    assert written == []
 
 
-async def test_k26_a_read_and_a_look_outlast_a_write_that_waits_for_the_lock(
+async def test_k26_a_read_and_a_look_wait_behind_no_write_that_waits_for_the_lock(
     checkpointer: SqliteCheckpointer, scheduler: SqliteScheduler, other: sqlite3.Connection
 ) -> None:
     holder = await checkpointer.claim("w", MIN, MIN)
     assert holder is not None
     other.execute("BEGIN IMMEDIATE")
     recording = asyncio.create_task(checkpointer.record(holder, "k", 1))
-    loading = asyncio.create_task(checkpointer.load("w"))
     began = time.monotonic()
+    assert await checkpointer.load("w") == {}
     assert await scheduler.next_ready(SOON) is None
     assert time.monotonic() - began < 1, "a look of 0.1 s waited for the busy timeout"
     assert not recording.done()
     other.execute("ROLLBACK")
     assert (await recording).first
-    assert await loading == {"k": 1}
+    assert await checkpointer.load("w") == {"k": 1}, "it was acknowledged before"
 
 
 async def test_k26_an_idle_poll_waits_behind_no_writer(

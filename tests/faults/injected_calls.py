@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,10 @@ class Scene:
     def connection(self) -> Any:
         return self.database.connection
 
+    @property
+    def later(self) -> datetime:
+        return self.clock.now() + 3 * LEASE
+
     def effect(self, cursor: sqlite3.Cursor) -> str:
         cursor.execute(OF_APPLICATION, {"name": "effect", "value": self.value})
         cursor.execute("SAVEPOINT s")
@@ -90,7 +94,7 @@ WRITES: dict[str, Call] = {
     "make_ready_of_a_sleeper": lambda s: s.queue.make_ready("sleeper"),
     "schedule": lambda s: s.queue.schedule(s.named("new"), s.clock.now()),
     "schedule_of_a_sleeper": lambda s: s.queue.schedule("sleeper", s.clock.now()),
-    "wake_at": lambda s: s.queue.wake_at(s.delivery, s.clock.now() + 3 * LEASE),
+    "wake_at": lambda s: s.queue.wake_at(s.delivery, s.later),
     "next_ready": lambda s: s.queue.next_ready(NOW),
     "extend_of_a_delivery": lambda s: s.queue.extend(s.delivery, 2 * LEASE),
     "cancel": lambda s: s.queue.cancel("w"),
@@ -98,6 +102,9 @@ WRITES: dict[str, Call] = {
     "arrive": lambda s: s.durable.arrive("sleeper", "second", s.value),
     "deliver": lambda s: s.durable.deliver("w", s.value),
     "delete": lambda s: s.durable.delete("w"),
+    "start_passes": lambda s: s.durable.start_passes(2, NOW, LEASE),
+    "end_pass": lambda s: s.durable.end_pass(s.holder, s.delivery, None),
+    "end_pass_of_a_sleeper": lambda s: s.durable.end_pass(s.holder, s.delivery, s.later),
     "transacted_in_a_run": lambda s: s.database.run(s.work),
 }
 """Each of these changes the file of a `Scene`."""
@@ -170,6 +177,14 @@ def database(path: Path, clock: Clock, **settings: Any) -> Database:
     connection = sqlite3.connect(path, check_same_thread=False, **AUTOCOMMIT, **settings)
     connection.execute("PRAGMA journal_mode = WAL").close()
     return Database(connection, clock=clock.seconds)
+
+
+def read_through(database: Database, connection: sqlite3.Connection) -> None:
+    """Have the database's reads, which have a connection of their own, run on this one."""
+    reader = database._reader()
+    assert reader is not None
+    assert reader.connection is None, "it reads through another one already"
+    reader.connection = connection
 
 
 def everything(path: Path) -> dict[str, list[tuple[object, ...]]]:

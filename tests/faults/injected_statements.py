@@ -33,8 +33,11 @@ class Fault:
 class Faulty(sqlite3.Connection):
     """Says which statements it ran, and raises at the one that its fault names.
 
-    `rollback` is a moment at which every ROLLBACK fails.
+    `rollback` is a moment at which every ROLLBACK fails. One that is `beside` another says its
+    statements to that one, and has its faults.
     """
+
+    beside: Faulty | None = None
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self.disarm()
@@ -50,7 +53,7 @@ class Faulty(sqlite3.Connection):
 
     def cursor(self, factory: type[sqlite3.Cursor] = sqlite3.Cursor) -> sqlite3.Cursor:
         cursor = super().cursor(faulty(factory))
-        cursor.source = self  # type: ignore[attr-defined]
+        cursor.source = self.beside or self  # type: ignore[attr-defined]
         return cursor
 
     def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:

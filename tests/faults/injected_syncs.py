@@ -50,6 +50,13 @@ DURABLE = (
 )
 """The calls whose writes power loss must not take."""
 
+RELAXED = (
+    *("claim", "claim_of_a_released_one", "extend", "renew", "release", "next_ready"),
+    *("extend_of_a_delivery", "wake_at", "done", "start_passes", "end_pass"),
+    "end_pass_of_a_sleeper",
+)
+"""Those whose writes it may: they leave their sync to whoever is next."""
+
 
 def compiled(folder: Path) -> Path:
     """The shim as a library, or a skip with the reason."""
@@ -96,6 +103,16 @@ async def synced(subject: Subject, name: str) -> str:
         return "".join(kind for kind, file in subject.calls.log() if file == "-wal") or "nothing"
 
 
+async def unsynced(subject: Subject, name: str) -> str:
+    """How often the call syncs any file, and how often it writes."""
+    async with subject.scene() as (scene, _):
+        await scene.store.supply("w", "opens the log", 1)
+        subject.calls.arm()
+        await WRITES[name](scene)
+        kinds = [kind for kind, _ in subject.calls.log()]
+        return f"{kinds.count('s')} {kinds.count('w')}"
+
+
 async def sync_fails(subject: Subject, name: str) -> int:
     """Fail at each sync of a call in turn; how often it failed."""
     async with subject.scene() as (scene, path):
@@ -121,7 +138,11 @@ async def sync_fails(subject: Subject, name: str) -> int:
     raise AssertionError("it never ends")
 
 
-KINDS: dict[str, Callable[[Subject, str], Any]] = {"synced": synced, "sync_fails": sync_fails}
+KINDS: dict[str, Callable[[Subject, str], Any]] = {
+    "synced": synced,
+    "unsynced": unsynced,
+    "sync_fails": sync_fails,
+}
 
 
 def main(path: str, token: str, receipt: str, kind: str, *names: str) -> None:

@@ -190,8 +190,9 @@ async def read_fails(subject: Subject, name: str, how: str) -> int:
             if error is not None:  # what is read ahead of need may fail without harm
                 assert isinstance(error, sqlite3.DatabaseError), error
                 # A device's own error SQLite takes for a damaged file; any other may pass.
-                code = "SQLITE_CORRUPT" if how == "EIO" else "SQLITE_IOERR"
-                assert error.sqlite_errorname.startswith(code), error.sqlite_errorname
+                damaged = ("SQLITE_CORRUPT", "SQLITE_IOERR_CORRUPTFS")
+                codes = damaged if how == "EIO" else ("SQLITE_IOERR",)
+                assert error.sqlite_errorname.startswith(codes), error.sqlite_errorname
             assert await READS[name](scene) == answer
             await scene.store.supply("w", "usable", 1)
     raise AssertionError("it never ends")

@@ -87,6 +87,7 @@ warnings.simplefilter("ignore")
 sys.path[:0] = [f"{arguments[0]}/faults", arguments[0]]
 from test_fault_calls import Scene, WRITES
 from test_fault_ends import Stop
+from gated import turns
 from stores import over_sqlite
 
 ending, first = arguments[1:]
@@ -97,13 +98,13 @@ async def begin():
     database = connect(path, clock=clock.seconds)
     await migrate(database)
     scene = Scene(over_sqlite(database, clock), Pass("w", 0), Delivery("w", ""))
-    stop = Stop(database.connection, 3)
-    calls = [first, *(name for name in WRITES if name != first)]
-    if ending == "the loop closed":  # which cancels nobody: what is in line is still made
-        calls = [first]
-    tasks = [asyncio.ensure_future(scene.call(name)) for name in calls]
+    stop = Stop(3, database.connection)
+    tasks = [asyncio.ensure_future(scene.call(first))]
     while not stop.reached.is_set():
         await asyncio.sleep(0.001)
+    if ending != "the loop closed":  # which cancels nobody: what is in line is still made
+        tasks += [asyncio.ensure_future(scene.call(name)) for name in WRITES if name != first]
+        await turns()
     opening = threading.Timer(0.15, stop.opened.set)
     opening.daemon = True
     opening.start()

@@ -143,14 +143,15 @@ def test_fault_no_permission_is_an_error_from_connect_and_not_from_the_first_wri
             if of != "new file's folder":
                 asyncio.run(usable(folder / "x.db"))
                 (folder / "x.db").chmod(mode if of == "file" else 0o666)
+        before = [os.listdir(folder) for folder in folders]
+        for folder, (of, mode) in zip(folders, MODES, strict=True):
             folder.chmod(0o777 if of == "file" else mode)
         child = ended(PERMISSIONS, *(folder / "x.db" for folder in folders))
         for folder in folders:
             folder.chmod(0o777)
         assert child.code == 0, child.err
         assert [line.split()[0] for line in child.out.splitlines()] == ["True"] * len(MODES)
-        left_there = [os.listdir(folder) for folder in folders]
-        assert left_there == [["x.db"]] * 6 + [[]], "something was made"
+        assert [os.listdir(folder) for folder in folders] == before, "something was made"
 
 
 @pytest.mark.skipif(WINDOWS, reason="modes are POSIX's")

@@ -80,14 +80,49 @@ class File(Structure):
 Change = Callable[[bytearray], None]
 
 
-class Disk:
+class Files:
     """What was written to each file since its last sync, and what each held at that."""
 
-    def __init__(self, sqlite: Any) -> None:
+    def __init__(self) -> None:
         self.synced: defaultdict[str, bytearray] = defaultdict(bytearray)
         self.pending: defaultdict[str, list[Change]] = defaultdict(list)
         self.syncs = 0
-        self._names: dict[int, str] = {}
+
+    def wrote(self, name: str, offset: int, content: bytes) -> None:
+        def written(held: bytearray) -> None:
+            held.extend(bytes(max(0, offset - len(held))))
+            held[offset : offset + len(content)] = content
+
+        self.pending[name].append(written)
+
+    def truncated(self, name: str, size: int) -> None:
+        self.pending[name].append(lambda held: held.__delitem__(slice(size, None)))
+
+    def flushed(self, name: str) -> int:
+        """The code that the sync is to fail with; 0 for none."""
+        self.syncs += 1
+        for change in self.pending.pop(name, []):
+            change(self.synced[name])
+        return 0
+
+    def left(self, folder: Path, every: int) -> Path:
+        """The files after a loss of power; of what was not synced every n-th write survives."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name in {*self.synced, *self.pending}:
+            held = bytearray(self.synced[name])
+            for change in self.pending[name][::every] if every else []:
+                change(held)
+            if name.endswith((".db", "-wal")):
+                (folder / name).write_bytes(held)
+        return folder / "workflows.db"
+
+
+class Disk(Files):
+    """The files that SQLite writes in this process, through a VFS of its own around SQLite's."""
+
+    def __init__(self, sqlite: Any) -> None:
+        super().__init__()
         self._kept: list[Any] = []  # callbacks that C refers to
         sqlite.sqlite3_vfs_find.restype = POINTER(Vfs)
         self._real = sqlite.sqlite3_vfs_find(None).contents
@@ -109,38 +144,19 @@ class Disk:
         def write(file: int, data: int, size: int, offset: int) -> int:
             content = ctypes.string_at(data, size)
 
-            def written(held: bytearray) -> None:
-                held.extend(bytes(max(0, offset - len(held))))
-                held[offset : offset + size] = content
-
-            self.pending[name].append(written)
+            self.wrote(name, offset, content)
             return real.write(file, data, size, offset)
 
         def truncate(file: int, size: int) -> int:
-            self.pending[name].append(lambda held: held.__delitem__(slice(size, None)))
+            self.truncated(name, size)
             return real.truncate(file, size)
 
         def sync(file: int, flags: int) -> int:
-            self.syncs += 1
-            for change in self.pending.pop(name, []):
-                change(self.synced[name])
-            return real.sync(file, flags)
+            return self.flushed(name) or real.sync(file, flags)
 
         ours.write, ours.truncate, ours.sync = WRITE(write), TRUNCATE(truncate), SYNC(sync)
         self._kept += [real, ours]
         opened.methods = ctypes.pointer(ours)
-
-    def left(self, folder: Path, every: int) -> Path:
-        """The files after a loss of power; of what was not synced every n-th write survives."""
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for name in {*self.synced, *self.pending}:
-            held = bytearray(self.synced[name])
-            for change in self.pending[name][::every] if every else []:
-                change(held)
-            if name.endswith((".db", "-wal")):
-                (folder / name).write_bytes(held)
-        return folder / "workflows.db"
 
 
 async def lose_power_after_each_call(path: Path, disk: Disk) -> None:
@@ -167,14 +183,19 @@ async def lose_power_after_each_call(path: Path, disk: Disk) -> None:
                     await scene.call("checkpointer.release", holder=holder)
 
 
-def main(path: str) -> None:
+def the_sqlite() -> Any:
+    """The library this process uses; ends it with the reason where it cannot be reached."""
     try:
         sqlite = ctypes.CDLL(_sqlite3.__file__)
         sqlite.sqlite3_vfs_find  # noqa: B018 (looked up where it is asked for)
     except AttributeError as error:  # the module is built in, or hides its SQLite
         print(f"skip: {error}")
-        return
-    asyncio.run(lose_power_after_each_call(Path(path), Disk(sqlite)))
+        raise SystemExit(0) from None
+    return sqlite
+
+
+def main(path: str) -> None:
+    asyncio.run(lose_power_after_each_call(Path(path), Disk(the_sqlite())))
     print("done")
 
 

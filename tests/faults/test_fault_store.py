@@ -76,6 +76,7 @@ async def test_fault_full_disk_keeps_nobody_from_what_needs_no_room(scene):
     for call in WRITES:
         if call not in GROWING:
             await scene.call(call)
+            await scene.call("scheduler.make_ready", workflow="ready")  # for the next to take
     assert await scene.call("checkpointer.load") == {}, "it was deleted"
 
 

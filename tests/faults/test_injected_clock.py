@@ -21,7 +21,7 @@ STEPS: dict[str, list[timedelta]] = {
 }
 each_step = pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 
-ANSWERED = {"wake_at", "cancel", "done", "delete"}
+ANSWERED = {"wake_at", "cancel", "done", "delete", "end_pass", "end_pass_of_a_sleeper"}
 """After these nothing wakes "w" within two leases."""
 
 WAKES_THE_SLEEPER = {"make_ready_of_a_sleeper", "schedule_of_a_sleeper", "arrive"}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,10 +21,13 @@ from injected_calls import (
     Scene,
     everything,
     prepared_in,
+    read_through,
 )
 from injected_statements import ERRORS, Fault, Faulty, Moment
 
 from older_files import BEFORE_SIGNS_OF_LIFE, PUBLISHED
+from thread_gates import plain
+from without_durability.values import Started
 from without_durability_sqlite import migrate
 
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
@@ -34,6 +37,18 @@ each_error = pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 @pytest.fixture(scope="module")
 def prepared(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepared_in(tmp_path_factory.mktemp("injected"), migrated)
+
+
+@asynccontextmanager
+async def faulty_scene(
+    prepared: Prepared, set_back: timedelta = NOW
+) -> AsyncIterator[tuple[Scene, Path]]:
+    """A scene whose every statement, on either of its connections, may be made to fail."""
+    async with prepared.scene(set_back=set_back, factory=Faulty) as (scene, path):
+        reading: Any = plain(path, factory=Faulty)
+        reading.beside = scene.connection
+        read_through(scene.database, reading)
+        yield scene, path
 
 
 @dataclass
@@ -46,7 +61,7 @@ class Reference:
 
 
 async def reference(prepared: Prepared, call: Call, set_back: timedelta) -> Reference:
-    async with prepared.scene(set_back=set_back, factory=Faulty) as (scene, path):
+    async with faulty_scene(prepared, set_back) as (scene, path):
         before = everything(path)
         scene.connection.disarm()
         await call(scene)
@@ -68,11 +83,18 @@ async def fail_at_every_statement(
     met = 0
     for moment in moments:
         for n in range(1, len(expected.statements) + 1):
-            async with prepared.scene(set_back=set_back, factory=Faulty) as (scene, path):
+            async with faulty_scene(prepared, set_back) as (scene, path):
                 met += await fail_once(
                     scene, path, call, expected, Fault(n, moment, error()), rollback
                 )
     return met
+
+
+async def given(call: Call, scene: Scene) -> Sequence[Started]:
+    """The passes that a call starts, of which there are some."""
+    started: Any = await call(scene)
+    assert started, "the delivery was kept"
+    return started  # type: ignore[no-any-return]
 
 
 async def fail_once(
@@ -94,6 +116,10 @@ async def fail_once(
     happened = fault.at == "COMMIT" and fault.moment == "after_it_ran"
     if rollback != "before_it_ran":
         assert not scene.connection.in_transaction, f"left open after {fault}"
+    if "COMMIT" in expected.statements[: fault.n - 1]:  # it was granted, and is given back
+        scene.connection.disarm()
+        assert all(one.holder for one in await given(call, scene)), "the claim was kept"
+        return True
     wanted = expected.after if happened else expected.before
     assert everything(path) == wanted, f"half of it is there after {fault}"
     scene.connection.disarm()
@@ -157,10 +183,11 @@ async def test_a_fault_at_any_statement_of_a_migration_leaves_the_older_file_or_
 async def test_a_read_that_fails_says_so_and_the_next_one_answers(
     prepared: Prepared, name: str, error: Callable[[], BaseException]
 ):
-    async with prepared.scene(factory=Faulty) as (scene, _):
+    async with faulty_scene(prepared) as (scene, _):
         scene.connection.disarm()
         answer = await READS[name](scene)
         statements = len(scene.connection.statements)
+        assert statements, "it asks the file nothing"
         for moment in MOMENTS:
             for n in range(1, statements + 1):
                 fault = Fault(n, moment, error())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from injected_calls import WRITES, prepare
 from injected_children import child_of
-from injected_syncs import DURABLE, compiled
+from injected_syncs import DURABLE, RELAXED, compiled
 
 
 async def told(
@@ -27,6 +27,20 @@ async def test_what_must_outlive_a_power_loss_is_synced_before_it_is_acknowledge
     for name, events in logged.items():
         assert events.startswith("w"), f"{name} wrote nothing: {events}"
         assert events.endswith("s"), f"{name} was acknowledged before its last write was synced"
+
+
+async def test_what_a_power_loss_cannot_hurt_syncs_nothing_by_itself(
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
+):
+    counted = await told(tmp_path, migrated, monkeypatch, "unsynced", *RELAXED)
+    assert counted.keys() == {*RELAXED}
+    assert {*RELAXED, *DURABLE} >= {name for name in WRITES if "_of_a_known_key" not in name} - {
+        *("transacted_in_a_run", "make_ready_of_a_sleeper", "schedule_of_a_sleeper"),
+    }, "a call that is neither"
+    for name, events in counted.items():
+        syncs, writes = map(int, events.split())
+        assert writes > 0, f"{name} wrote nothing"
+        assert syncs == 0, f"{name} paid for {syncs} syncs of its own"
 
 
 async def test_a_sync_that_the_disk_refuses_is_an_error_and_leaves_no_half_of_a_call(

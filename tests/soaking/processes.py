@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -68,12 +68,20 @@ class Watched(SqliteCheckpointer):
         for name in ("renew", "extend", "record", "transact"):
             vars(self)[name] = partial(self.heard, name, getattr(super(), name))
 
-    async def claim(self, workflow: str, budget: timedelta, alive: timedelta) -> Pass | None:
-        began = time.monotonic()
-        holder = await super().claim(workflow, budget, alive)
-        if holder is not None:
-            self.signs[holder] = (began, began + budget.total_seconds())
-        return holder
+    def _claiming(
+        self, budget: timedelta, alive: timedelta
+    ) -> Callable[[Any, float, str], Pass | None]:
+        """What claims, be it by itself or where a whole pass is started."""
+        claiming = super()._claiming(budget, alive)
+
+        def claimed(cursor: Any, now: float, workflow: str) -> Pass | None:
+            began = time.monotonic()
+            holder = claiming(cursor, now, workflow)
+            if holder is not None:
+                self.signs[holder] = (began, began + budget.total_seconds())
+            return holder
+
+        return claimed
 
     async def heard(self, name: str, call: Any, holder: Pass, *arguments: Any) -> Any:
         began, failure = time.monotonic(), None

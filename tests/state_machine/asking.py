@@ -17,8 +17,10 @@ from typing import Any, TypeAlias
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from batches import Interposed
 from state_machine.cutting import MOMENTS, Moment, cut
 from stores import Stores
+from thread_gates import plain
 from without_durability import (
     INBOX,
     Fenced,
@@ -33,14 +35,13 @@ from without_durability_sqlite import (
     SqliteCheckpointer,
     SqliteDurable,
     SqliteScheduler,
-    connect,
     migrate,
 )
 
 TICK = timedelta(seconds=1)
 WORKFLOWS = ("v", "w")
 QUEUES = ("mail", "post")
-REFUSALS = (Fenced, ValueError, TypeError, LookupError)
+REFUSALS = (Fenced, ValueError, TypeError, LookupError, sqlite3.IntegrityError)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Asking(RuleBasedStateMachine):
         self.standing = False
         self.folder = tempfile.TemporaryDirectory()
         path = Path(self.folder.name, "workflows.db")
-        self.databases = [connect(path, clock=self.clock.seconds) for _ in range(2)]
+        self.databases = [interposed_database(path, self.clock) for _ in range(2)]
         records = MemoryCheckpointer(clock=self.steady.seconds, now=self.clock.now)
         self.memory = {queue: self.over_memory(records) for queue in QUEUES}
         self.sqlite = [
@@ -98,9 +99,12 @@ class Asking(RuleBasedStateMachine):
         for database in self.databases:
             self.run(migrate(database))
             self.run(database.run(quick))
-        self.run(
-            self.databases[0].run(lambda c: c.execute("CREATE TABLE app AS SELECT 0 AS count"))
-        )
+        for table in ("app AS SELECT 0 AS count", "once AS SELECT 1 AS taken"):
+            self.run(
+                self.databases[0].run(lambda c, t=table: c.execute(f"CREATE TABLE {t}").close())
+            )
+        unique = "CREATE UNIQUE INDEX one ON once (taken)"
+        self.run(self.databases[0].run(lambda c: c.execute(unique).close()))
         self.passes: defaultdict[str, list[Both]] = defaultdict(list)
         self.deliveries: defaultdict[tuple[str, str], list[Both]] = defaultdict(list)
         self.ends: list[float] = []
@@ -270,6 +274,13 @@ class Asking(RuleBasedStateMachine):
             lambda c: c.execute("SELECT count FROM app").fetchall()
         )
         assert count == memory.data.get("count", 0)
+
+
+def interposed_database(path: Path, clock: Clock) -> Database:
+    """As `connect` gives it, over a connection that a rule can make fail."""
+    connection = plain(path, factory=Interposed)
+    connection.execute("PRAGMA journal_mode = WAL")
+    return Database(connection, clock=clock.seconds)
 
 
 def quick(connection: sqlite3.Connection) -> None:
