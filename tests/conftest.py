@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gated import Bench
+from idling import a_file, in_memory, rollback_journal
 from stores import Stores, over_memory, over_sqlite
 from systems import descriptors
 from thread_gates import HANG, in_time, own_guard, plain, plain_lock
@@ -111,3 +112,18 @@ def nothing_left_open() -> Iterator[None]:
     before = descriptors()
     yield
     assert descriptors() - before == set(), "a descriptor was left open"
+
+
+@pytest.fixture(params=[a_file, in_memory, rollback_journal], ids=lambda kind: kind.__name__)
+async def anywhere(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[Database]:
+    """A migrated database of each kind, under the clock on the wall."""
+    async with request.param(path) as database:
+        await migrate(database)
+        yield database
+
+
+@pytest.fixture
+async def filed(path: Path, migrated: Path) -> AsyncIterator[Database]:
+    path.write_bytes(migrated.read_bytes())
+    async with connect(path) as database:
+        yield database

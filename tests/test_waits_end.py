@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,13 +20,10 @@ from idling import (
     NOW,
     SOON,
     Waits,
-    a_file,
     by_next_ready,
     durable_over,
     each_way,
     idle,
-    in_memory,
-    rollback_journal,
     waiters,
     watch_of,
 )
@@ -36,23 +32,7 @@ from without_durability_sqlite import (
     Database,
     SqliteCheckpointer,
     connect,
-    migrate,
 )
-
-
-@pytest.fixture(params=[a_file, in_memory, rollback_journal], ids=lambda kind: kind.__name__)
-async def anywhere(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[Database]:
-    """A migrated database of each kind, under the clock on the wall."""
-    async with request.param(path) as database:
-        await migrate(database)
-        yield database
-
-
-@pytest.fixture
-async def filed(path: Path, migrated: Path) -> AsyncIterator[Database]:
-    path.write_bytes(migrated.read_bytes())
-    async with connect(path) as database:
-        yield database
 
 
 @pytest.mark.parametrize("within", [NOW, A_MOMENT, SOON])

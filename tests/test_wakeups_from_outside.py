@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +21,6 @@ from idling import (
     durable_over,
     each_way,
     idle,
-    in_memory,
     rollback_journal,
     watch_of,
 )
@@ -33,22 +32,6 @@ from without_durability_sqlite import (
     migrate,
 )
 from without_durability_sqlite.store import POLL
-
-
-@pytest.fixture(params=[a_file, in_memory, rollback_journal], ids=lambda kind: kind.__name__)
-async def anywhere(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[Database]:
-    """A migrated database of each kind, under the clock on the wall."""
-    async with request.param(path) as database:
-        await migrate(database)
-        yield database
-
-
-@pytest.fixture
-async def filed(path: Path, migrated: Path) -> AsyncIterator[Database]:
-    path.write_bytes(migrated.read_bytes())
-    async with connect(path) as database:
-        yield database
-
 
 # --- clocks -------------------------------------------------------------------------------------
 
