@@ -249,8 +249,7 @@ class _Pool:
             raise _first(failures) from None
         finally:
             # Cancelled before its first turn, an attempt's own task never ran to hand it back.
-            for attempt in tuple(unstarted):
-                await settle(attempt.abandon)
+            await settle(lambda: asyncio.gather(*(attempt.abandon() for attempt in unstarted)))
 
     async def _pull(
         self,

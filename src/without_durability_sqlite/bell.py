@@ -42,16 +42,20 @@ class Bell:
                 return self._usable
             try:
                 listening = self._bound()
-            except OSError:
+                self._thread = threading.Thread(
+                    target=self._serve,
+                    args=(listening, rung),
+                    name="without_durability_bell",
+                    daemon=True,
+                )
+                self._thread.start()
+            except (OSError, RuntimeError):  # no socket, or no thread, to be had
                 self._usable = False
+                unheard = self._listening
+                self._take_away()
+                if unheard is not None:
+                    unheard.close()
                 return False
-            self._thread = threading.Thread(
-                target=self._serve,
-                args=(listening, rung),
-                name="without_durability_bell",
-                daemon=True,
-            )
-            self._thread.start()
         return True
 
     def ring(self) -> None:
@@ -65,21 +69,26 @@ class Bell:
                             self._ring_at(calling, name)
 
     def close(self) -> None:
-        """Take the bell away, and the folder where no other is left in it."""
+        """Take the bell away, those of dead processes too, and the folder with the last one."""
         with self._lock:
             self._usable = False
-            own, self._own = self._own, None
-            listening, self._listening = self._listening, None
-        if own is not None and listening is not None:
-            with suppress(OSError), self._calling() as calling:
-                self._ring_at(calling, own)  # where a shutdown wakes nobody
-            with suppress(OSError):
-                listening.shutdown(socket.SHUT_RDWR)
-            with suppress(OSError):
-                os.unlink(os.path.join(self._folder, own))
-                os.rmdir(self._folder)
-            assert self._thread is not None
-            self._thread.join(1)
+            thread, listened = self._thread, self._own is not None
+            self._take_away()
+        if listened and thread is not None:
+            thread.join(1)
+
+    def _take_away(self) -> None:
+        own, self._own = self._own, None  # the thread ends with the next ring
+        listening, self._listening = self._listening, None
+        if own is None or listening is None:
+            return
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+        self.ring()  # at this one as well, where a shutdown wakes nobody
+        with suppress(OSError):
+            os.unlink(os.path.join(self._folder, own))
+        with suppress(OSError):
+            os.rmdir(self._folder)
 
     def _serve(self, listening: socket.socket, rung: Callable[[], None]) -> None:
         with listening:

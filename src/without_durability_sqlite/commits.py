@@ -28,6 +28,9 @@ T = TypeVar("T")
 NORMAL = 1
 """The level of `PRAGMA synchronous` at which a commit in a write-ahead log syncs nothing."""
 
+UNSYNCED = 500
+"""How many commits may leave their sync to a later one."""
+
 SPAN = 0.005
 """Seconds after which a transaction takes no further writes in."""
 
@@ -94,8 +97,10 @@ class Commits:
         turnstile: Turnstile,
         bell: Bell,
         *,
-        may_wait: bool,
+        writes_ahead: bool,
+        alone: bool,
     ) -> None:
+        self._alone = alone  # nobody uses the connection behind the thread's back
         self.now = now
         self.on_ready: Callable[[str, float | None], None] = _nobody_waits
         self.fence = Fence(connection)
@@ -106,7 +111,8 @@ class Commits:
         self._ring = False
         # In a write-ahead log a commit may leave its sync to a later one.
         self._full = rows(connection, "PRAGMA synchronous")[0][0]
-        self._relaxed = NORMAL if may_wait else self._full
+        self._relaxed = NORMAL if writes_ahead and alone else self._full
+        self._unsynced = 0
         self._level: int | None = self._full
         self._checkpoint = rows(connection, "PRAGMA wal_autocheckpoint")[0][0]
         self._doubtful = False
@@ -124,11 +130,18 @@ class Commits:
 
     def apart(self, operation: Callable[[StoreCursor, float], object]) -> None:
         """A transaction of its own, which need not be durable and which nobody waits for."""
+        if not self._alone and self._connection.in_transaction:
+            raise operational_error("somebody holds the guard", "SQLITE_BUSY")
         self._end_what_was_left()
         self._wait_for_disk(durable=False)
-        with self._turnstile, transaction(self._connection, StoreCursor) as cursor:
-            cursor.readied = []
-            operation(cursor, self.now())
+        try:
+            with self._turnstile, transaction(self._connection, StoreCursor) as cursor:
+                cursor.readied = []
+                operation(cursor, self.now())
+        except sqlite3.Error as error:
+            self.doubt(error)
+            raise
+        self._unsynced += 1
         self._tell(cursor.readied)
 
     def at_rest(self) -> None:
@@ -148,7 +161,8 @@ class Commits:
 
     def _together(self, writes: list[Write[Any]]) -> list[Write[Any]]:
         """Commit them in one transaction, or one by one after all; those that are left."""
-        durable = any(write.durable for write in writes)
+        # Now and then one that need not be durable is: SQLite checkpoints after those only.
+        durable = self._unsynced >= UNSYNCED or any(write.durable for write in writes)
         ran: list[Write[Any]] = []
         try:
             self._end_what_was_left()
@@ -174,6 +188,7 @@ class Commits:
                 for write in ran:
                     write.fail(error if len(ran) == 1 else copied(error))
         else:
+            self._unsynced = 0 if durable else self._unsynced + 1
             self._tell(cursor.readied)
         return writes[len(ran) :]
 
@@ -197,6 +212,8 @@ class Commits:
         error = write.attempt(cursor, self.now)
         if write.foreign:
             self._effects_take_long = time.monotonic() - began >= SPAN
+            if not self._alone:
+                self.fence.lift()
         if error is not None:
             write.fail(error)
             if not self._connection.in_transaction:
@@ -215,9 +232,12 @@ class Commits:
         """Whether the next commit syncs, or leaves that to whoever commits durably after it."""
         level = self._full if durable else self._relaxed
         if level != self._level:
+            was_full = self._level == self._full
             self._level = None  # until it is known to have been set
             self._connection.execute(f"PRAGMA synchronous = {level}")
-            if not durable:  # a checkpoint would sync what is not synced yet, and hide a failure
+            if (
+                not durable and was_full
+            ):  # a checkpoint would sync what is not synced yet, and hide a failure
                 ((self._checkpoint,),) = rows(self._connection, "PRAGMA wal_autocheckpoint")
             checkpoint = self._checkpoint if durable else 0
             self._connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint}").close()
@@ -257,13 +277,13 @@ class Commits:
 
 
 def copied(error: BaseException) -> BaseException:
-    """The same error for somebody else: a raised one collects its raiser's frames."""
+    """The same error for somebody else, where one can be made: it collects its raiser's frames."""
     try:
         another = type(error)(*error.args)
     except Exception:  # it wants to be made in a way of its own
         return error
     another.__dict__.update(error.__dict__)
-    return another.with_traceback(error.__traceback__)
+    return another
 
 
 def _nobody_waits(namespace: str, moment: float | None) -> None:

@@ -46,10 +46,12 @@ class Loading(Generic[V]):
         self._shape = shape
         self._waiting: list[tuple[bytes, bytes, Any]] = []
 
-    def fetch(self, connection: sqlite3.Connection, limit: int = NO_LIMIT) -> None:
-        """Fetch the rows."""
+    def fetch(self, connection: sqlite3.Connection, most: int | None = None) -> bool:
+        """Fetch the rows; whether there are more than `most`, and then they are not all here."""
+        limit = NO_LIMIT if most is None else most + 1
         self._waiting = rows(connection, LOAD, {"workflow": self._workflow, "limit": limit})
         self._waiting.reverse()  # the next one is then the last, which costs nothing to remove
+        return most is not None and len(self._waiting) > most
 
     def decode(self) -> bool:
         """Decode the next piece; whether there is more.

@@ -84,7 +84,10 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 SqliteEffect: TypeAlias = Callable[[sqlite3.Cursor], object]
-"""What `transact` commits with its record: synchronous, and free to touch any table of the file."""
+"""What `transact` commits with its record: synchronous, and free to touch any table of the file.
+
+Its code may run twice, where a commit that it shares fails; it is committed once at the most.
+"""
 
 Operation: TypeAlias = Callable[[StoreCursor, float], T]
 """A call's part in a transaction: given the cursor and the moment the lock was won."""
@@ -293,7 +296,13 @@ class Database:
             turnstile = Turnstile(file.path if file else "", thread.busy_timeout / 1000)
             bell = Bell(file.path if file and beside else "")
             commits = Commits(
-                thread, self.connection, now, turnstile, bell, may_wait=beside and plain is None
+                thread,
+                self.connection,
+                now,
+                turnstile,
+                bell,
+                writes_ahead=beside,
+                alone=plain is None,
             )
         except BaseException:
             thread.stop()
@@ -304,7 +313,7 @@ class Database:
         thread.together = commits.commit
         thread.at_rest = commits.at_rest
         thread.at_close = partial(_at_close, turnstile, bell)
-        if not beside:
+        if not beside and plain is None:  # else somebody may be at the connection meanwhile
             thread.watch = watch
         commits.on_ready = partial(_announce, thread, watch)
         object.__setattr__(self, "_thread", thread)
@@ -339,16 +348,22 @@ class Database:
                 self._commits.doubt(error)
                 raise
             finally:
-                if self._watch.touched():
-                    (self._thread.reader or self._thread).later(_nothing)
+                self._has_been_touched()
 
         return await self._performed(handed)
+
+    def _has_been_touched(self) -> None:
+        """An application's own code was at the file: it may have made something ready."""
+        if self._watch.touched():
+            (self._thread.reader or self._thread).later(_nothing)
 
     async def _read(
         self,
         look: Callable[[sqlite3.Connection], T],
         within: float | None = None,
         then: Callable[[], bool] | None = None,
+        *,
+        after_what_is_owed: bool = False,
     ) -> T:
         """Run a look of the store's own, which takes no write lock, beside the writes.
 
@@ -381,7 +396,7 @@ class Database:
             return seen
 
         # What was granted to a caller that has gone is back once the line has come to it (S9).
-        if reader is None or self._thread.owing:
+        if reader is None or (after_what_is_owed and self._thread.owing):
             return await self._performed(looked, within=within)
         return await reader.put(Job(reader, loop, looked)).result(within)
 
@@ -434,7 +449,10 @@ class Database:
 
     def _apply(self, effect: Callable[[sqlite3.Cursor], T]) -> T:
         """Run somebody's `effect` inside the store's open transaction, which it cannot end."""
-        return self._thread.foreign(lambda: self._commits.fence.run(effect))
+        try:
+            return self._thread.foreign(lambda: self._commits.fence.run(effect))
+        finally:
+            self._has_been_touched()
 
     async def aclose(self) -> None:
         """Wait until nobody is inside, then close on the thread; twice is fine.
@@ -483,6 +501,7 @@ def _announce(thread: DatabaseThread, watch: Watch, namespace: str, moment: floa
 def _rung(thread: DatabaseThread, watch: Watch) -> None:
     """Another process has made something ready: look."""
     if thread.reader is not None:
+        watch.touched()
         thread.reader.later(partial(watch.look, thread.reader.opened))
 
 
@@ -820,8 +839,10 @@ class SqliteScheduler:
             waiter = Waiter(self.namespace, self.poll_seconds)
             try:
                 looking = partial(watch.join, waiter=waiter)
-                ready = await self.database._read(looking, patient_until - loop.time())
-                if ready or await waiter.result(deadline - loop.time()):
+                ready = await self.database._read(
+                    looking, patient_until - loop.time(), after_what_is_owed=True
+                )
+                if ready or await waiter.result(self._patience(deadline - loop.time())):
                     taken = await take(max(patient_until - loop.time(), 0))
                     if taken is not None:
                         return taken
@@ -831,6 +852,12 @@ class SqliteScheduler:
                 watch.leave(waiter)
             if loop.time() >= deadline:
                 return None
+
+    def _patience(self, remaining: float) -> float:
+        """How long to wait before looking by oneself: a poll, where no thread looks out."""
+        thread = self.database._thread
+        watched = thread.watch is not None or thread.reader is not None
+        return remaining if watched else min(remaining, self.poll_seconds)
 
     async def reclaim(self, idle: timedelta) -> Delivery | None:
         check_wait("idle", idle)
@@ -1001,8 +1028,7 @@ class SqliteDurable:
             if one.holder is not None:
                 loading = Loading(self.checkpointer.codec, one.holder.workflow, just_value)
                 with suppress(ValueError):  # whoever loads it for itself is told
-                    loading.fetch(connection, PIECE_ROWS + 1)
-                    if not loading.decode():
+                    if not loading.fetch(connection, PIECE_ROWS) and not loading.decode():
                         recorded = loading.records
                 if not rows(connection, STANDS, as_holder(one.holder)):  # deleted since: no pass
                     one, recorded = one._replace(holder=None), None

@@ -1,4 +1,4 @@
-"""The thread that belongs to a database: every driver call happens on it, one after another.
+"""The threads that belong to a database: each makes its connection's calls, one after another.
 
 What waits for it is a future of the caller's loop; what tracks it is no task that could be
 cancelled. `docs/design.md` argues why.
@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -221,10 +222,12 @@ class Job(Generic[T]):
 
     def answer(self) -> None:
         """On the loop: let the caller go on."""
-        if self._after is not None:
-            self._after()
-        if not self._future.done() and not self.loop.is_closed():
-            self._future.set_result(None)
+        try:
+            if self._after is not None:
+                self._after()
+        finally:
+            if not self._future.done() and not self.loop.is_closed():
+                self._future.set_result(None)
 
     def unheard(self, run: Callable[[Callable[[], None]], None] = _at_once) -> None:
         """The work is done and its caller will never hear of it: undo it, or report its error."""
@@ -447,6 +450,9 @@ class DatabaseThread:
         """Close the connection, on the thread, after its reader's, and let the thread end."""
         with self._lock:
             self.closed = True
+        for thread in (self, self.reader):
+            if thread is not None and thread.watch is not None:
+                thread.watch.end()
         if self.reader is not None:
             self.reader.later(self.reader.close)
             if not self.ending:
@@ -486,6 +492,7 @@ class DatabaseThread:
             try:
                 if not isinstance(item, Job):
                     item()
+                    self.answered()
                 elif item.shares:
                     self._work_on(self._beside(item), self.together)
                 else:
@@ -503,14 +510,15 @@ class DatabaseThread:
 
     def _next(self) -> Item:
         """What is first in line; while there is nothing, look out for what others do."""
-        while not self._head:
+        while True:
             pause = self.watch.pause() if self.watch is not None else None
-            try:
-                return self._jobs.get(timeout=pause)
-            except Empty:
-                assert self.watch is not None
-                self.watch.look(self.opened)
-        return self._head.popleft()
+            if self.watch is not None and pause is not None and pause <= 0:
+                self.watch.look(self.opened)  # jobs that keep coming do not put it off
+            elif self._head:
+                return self._head.popleft()
+            else:
+                with suppress(Empty):
+                    return self._jobs.get(timeout=pause)
 
     def _beside(self, first: Job[Any]) -> list[Job[Any]]:
         """The jobs at the head of the line that share, `first` among them, up to a bound."""
@@ -544,16 +552,18 @@ class DatabaseThread:
         if wanted and wanted[0].unfinished:  # it runs alone, and its caller is still there
             self._jobs.put(wanted[0])
             return
+        unheard = [job for job in jobs if job.finish()]
+        for job in unheard:  # before anybody else may use the connection
+            job.unheard()
         with self._lock:
             self._in_line -= len(jobs)
-        unheard = [job for job in jobs if job.finish()]
         for loop in {job.loop for job in jobs}:
             theirs = [job for job in jobs if job.loop is loop]
             if not told(loop, _answer, theirs):
                 _answer(theirs)
-                unheard += [job for job in theirs if job not in unheard]
-        for job in unheard:
-            job.unheard()
+                for job in theirs:
+                    if job not in unheard:
+                        job.unheard()
         self.answered()
 
     def _wait_for(self, hold: Hold) -> None:

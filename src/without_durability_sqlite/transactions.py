@@ -24,7 +24,7 @@ SAVEPOINT = f"without_durability_{os.urandom(4).hex()}"
 No code knows the name.
 """
 
-_FENCED = f" -- {os.urandom(4).hex()}"
+_FENCED = f"/* {os.urandom(4).hex()} */ "
 """Marks the statements that effects run, so that none of them was compiled outside a fence.
 
 The driver keeps compiled statements by their text, and a compiled one asks no authorizer.
@@ -51,11 +51,11 @@ class FencedCursor(sqlite3.Cursor):
 
     def execute(self, sql: str, *arguments: Any) -> FencedCursor:
         self._check_transaction()
-        return super().execute(sql + _FENCED, *arguments)
+        return super().execute(_FENCED + sql, *arguments)
 
     def executemany(self, sql: str, *arguments: Any) -> FencedCursor:
         self._check_transaction()
-        return super().executemany(sql + _FENCED, *arguments)
+        return super().executemany(_FENCED + sql, *arguments)
 
     def _check_transaction(self) -> None:
         if not super().connection.in_transaction:
@@ -103,7 +103,8 @@ class FencedConnection:
         return getattr(self._connection, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._connection, name, value)
+        if name not in _MODES:  # the transaction, which others share, is the store's
+            setattr(self._connection, name, value)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ DISTRUST = 5.0
 _NEXT, _TURN = 0, 1
 """The bytes of the file that are locked: by the one who is next, and by whose turn it is."""
 
-_NEXT_PAUSE, _TURN_PAUSE = 0.0002, 0.00003
+_NEXT_PAUSE, _TURN_PAUSE, _LONGEST_PAUSE = 0.0002, 0.00003, 0.001
 
 
 class Turnstile:
@@ -101,10 +101,12 @@ class Turnstile:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
             except OSError:
-                if time.monotonic() >= give_up_at:
-                    self._distrusted_until = time.monotonic() + DISTRUST
+                now = time.monotonic()
+                if now >= give_up_at:
+                    self._distrusted_until = now + DISTRUST
                     return False
                 time.sleep(pause)
+                pause = min(pause * 1.02, _LONGEST_PAUSE)
             else:
                 return True
 

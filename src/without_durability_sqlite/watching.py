@@ -75,7 +75,7 @@ class Watch:
     and for another process's change when it rings, or when the next look finds it.
 
     A look costs the question whether another connection has committed since, and a turn of the
-    thread, which costs more: `listen` says whether others ring, and then looks may be fewer.
+    thread, which costs more: where others can ring (`listen`), looks may be fewer.
     """
 
     def __init__(self, look: Look, now: Callable[[], float]) -> None:
@@ -83,11 +83,12 @@ class Watch:
         self._now = now
         self._lock = threading.Lock()
         self._waiters: set[Waiter] = set()
-        self._changes = 0
+        self._changes = (0, 0)
         self.listen: Callable[[], bool] = _in_vain
         self._others_ring = False
         self._happened = time.monotonic()
         self._before = 0.0
+        self._looked = 0.0
         self._touched = False
 
     def join(self, connection: sqlite3.Connection, waiter: Waiter) -> bool:
@@ -97,6 +98,7 @@ class Watch:
         with self._lock:
             if not self._waiters:
                 self._changes, self._before = changes, now
+                self._looked = time.monotonic()
             if not waiter.gone:
                 self._waiters.add(waiter)  # before the look: what comes after it finds somebody
         try:
@@ -138,24 +140,33 @@ class Watch:
         self._touched = True
         return bool(self._waiters)
 
+    def end(self) -> None:
+        """Wake everybody: the database is being closed."""
+        with self._lock:
+            waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            waiter.wake()
+
     def pause(self) -> float | None:
-        """Seconds until the next look; `None` while nobody waits."""
+        """Seconds until the next look, none left if it is time; `None` while nobody waits."""
         with self._lock:
             if not self._waiters:
                 return None
             due = min(waiter.due for waiter in self._waiters)
             poll = min(waiter.poll for waiter in self._waiters)
+            since = time.monotonic() - self._looked
         if self._others_ring and poll >= HASTY:
             poll = max(poll, min((time.monotonic() - self._happened) / 10, QUIET))
         try:
             due -= self._now()
         except Exception:  # a clock of somebody's own: the look will tell the waiters
             due = 0
-        return max(min(poll, due, LONGEST), QUICK)
+        return max(min(poll - since, due, LONGEST), QUICK - since)
 
     def look(self, opened: Callable[[], sqlite3.Connection]) -> None:
         """Wake those for whom something is ready, and those for whom nobody can tell."""
         with self._lock:
+            self._looked = time.monotonic()
             waiters = tuple(self._waiters)
         try:
             connection = opened()
@@ -167,16 +178,17 @@ class Watch:
             if anything:
                 self._happened = time.monotonic()
             seen: dict[str, Seen] = {}
-            for waiter in waiters:
-                if anything or waiter.due <= now:
-                    waiter.due = math.inf  # what is said from here on is not lost in what is seen
-                    if waiter.namespace not in seen:
-                        seen[waiter.namespace] = self._look(connection, waiter.namespace, now)
-                    ready, due = seen[waiter.namespace]
-                    self._note(waiter, due)
-                    if ready:
-                        self.leave(waiter)
-                        waiter.wake()
+            due_ones = [waiter for waiter in waiters if anything or waiter.due <= now]
+            for waiter in due_ones:
+                waiter.due = math.inf  # what is said from here on is not lost in what is seen
+            for waiter in due_ones:
+                if waiter.namespace not in seen:
+                    seen[waiter.namespace] = self._look(connection, waiter.namespace, now)
+                ready, due = seen[waiter.namespace]
+                self._note(waiter, due)
+                if ready:
+                    self.leave(waiter)
+                    waiter.wake()
         except Exception:  # they look for themselves, and are told what is wrong
             for waiter in waiters:
                 self.leave(waiter)
@@ -187,9 +199,9 @@ class Watch:
             waiter.due = min(waiter.due, math.inf if due is None else due)
 
 
-def _changes(connection: sqlite3.Connection) -> int:
-    """A number that differs once another connection has committed."""
+def _changes(connection: sqlite3.Connection) -> tuple[int, int]:
+    """What differs once another connection has committed; no two connections count alike."""
     cursor = connection.cursor()
     cursor.row_factory = None
     (changes,) = cursor.execute(CHANGES).fetchone()
-    return int(changes)
+    return id(connection), int(changes)
