@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from bells import (
     as_root,
     bells,
     bells_that_listen,
+    dead,
     filed,
     folder_of,
     needs_bells,
@@ -400,3 +402,22 @@ def test_a_folder_that_goes_while_a_bell_is_put_up_is_made_anew(
     assert gone
     Bell(str(path)).ring()
     rung.came()
+
+
+async def test_the_next_to_close_removes_what_a_killed_process_left(path: Path, migrated: Path):
+    async with filed(path, migrated) as database, waiting(database):
+        dead(folder_of(path), "killed")
+    assert not folder_of(path).exists()
+
+
+def test_where_no_thread_is_to_be_had_there_is_no_bell(
+    path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left_open: None
+):
+    def fails(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    bell = Bell(str(path))
+    assert not bell.listen(print)
+    assert not folder_of(path).exists()
+    bell.close()
