@@ -421,3 +421,15 @@ def test_where_no_thread_is_to_be_had_there_is_no_bell(
     assert not bell.listen(print)
     assert not folder_of(path).exists()
     bell.close()
+
+
+def test_a_bell_that_somebody_removed_is_put_up_again(path: Path):
+    bell, rung = Bell(str(path)), Rung()
+    assert bell.listen(rung)
+    (name,) = bells(path)
+    (folder_of(path) / name).unlink()
+    assert bell.listen(rung)
+    Bell(str(path)).ring()
+    rung.came()
+    bell.close()
+    assert not folder_of(path).exists()

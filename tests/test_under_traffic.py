@@ -149,3 +149,25 @@ async def test_an_effect_that_makes_something_ready_by_itself_is_noticed(filed: 
             holder, "k", lambda cursor: cursor.execute(statement).rowcount
         )
         assert await in_time(task) == "w"
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+async def test_an_effect_that_rolls_back_by_the_drivers_own_means_is_refused(
+    database: Database, swallowed: bool
+):
+    store = SqliteCheckpointer(database)
+    holder = await store.claim("w", HOUR, HOUR)
+    assert holder is not None
+
+    def effect(cursor: sqlite3.Cursor) -> str:
+        cursor.execute("CREATE TABLE app (x)")
+        with suppress(sqlite3.Error if swallowed else ()), cursor.connection:
+            raise sqlite3.DataError
+        return "nothing was done"
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="transaction"):
+            await store.transact(holder, "k", effect)
+    assert await store.load("w") == {}
+    tables = "SELECT count(*) FROM sqlite_schema WHERE name = 'app'"
+    assert await database.run(lambda c: c.execute(tables).fetchall()) == [(0,)]

@@ -38,6 +38,8 @@ class Bell:
         `False` where nobody can.
         """
         with self._lock:
+            if self._own is not None and not os.path.lexists(os.path.join(self._folder, self._own)):
+                self._take_away()  # somebody has removed it, and it would never ring again
             if self._own is not None or not self._usable:
                 return self._usable
             try:
@@ -106,12 +108,14 @@ class Bell:
             if not self._is_ours():
                 raise PermissionError(self._folder)
             name = os.urandom(8).hex()
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            listening = None
             try:
+                listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 with self._address(name) as address:
                     listening.bind(address)
             except BaseException as error:
-                listening.close()
+                if listening is not None:
+                    listening.close()
                 if isinstance(error, FileNotFoundError) and not os.path.isdir(self._folder):
                     continue  # somebody else was the last to leave, just now
                 with suppress(OSError):

@@ -287,6 +287,7 @@ class Database:
     _plain_guard: PlainGuard | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        JSON.encode(None)  # what it imports is not to be missing when a value is there
         thread = opening.thread_of(self.connection)
         now = partial(_reading, self.clock)
         try:

@@ -94,8 +94,18 @@ class FencedConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """No commit: the transaction is the store's."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """No commit: the transaction is the store's. A rollback is refused."""
+        if kind is not None:
+            self.rollback()
+
+    def commit(self) -> None:
+        """Refused aloud: where the driver leaves transactions alone, its own does nothing."""
+        self.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Refused, as `commit` is: what an effect believes undone must not be kept."""
+        self.execute("ROLLBACK")
 
     def __getattr__(self, name: str) -> Any:
         if name in ("close", "set_authorizer"):
@@ -103,7 +113,9 @@ class FencedConnection:
         return getattr(self._connection, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _MODES:  # the transaction, which others share, is the store's
+        if name == "autocommit" and value != self._connection.autocommit:
+            self.commit()  # which is what the driver would answer one of the two changes with
+        elif name not in _MODES:  # the transaction, which others share, is the store's
             setattr(self._connection, name, value)
 
 
