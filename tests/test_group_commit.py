@@ -146,12 +146,12 @@ async def test_no_more_writes_share_a_transaction_than_the_bound_allows(
     assert [*await stores.checkpointer.load("w")] == [str(n) for n in range(7)]
 
 
-async def test_the_bound_is_a_hundred(stores: Stores):
+async def test_the_bound_is_two_hundred(stores: Stores):
     with statements(connection_of(stores)) as ran:
         await together(
-            of(stores), *(stores.checkpointer.supply("w", str(n), n) for n in range(101))
+            of(stores), *(stores.checkpointer.supply("w", str(n), n) for n in range(201))
         )
-    assert thread.SHARING == 100
+    assert thread.SHARING == 200
     assert Counter(ran)[COMMIT] == 2
 
 

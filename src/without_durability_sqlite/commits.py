@@ -13,14 +13,15 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
 from .bell import Bell
 from .errors import operational_error, primary_code
 from .rows import rows
 from .thread import DatabaseThread, Job
-from .transactions import SAVEPOINT, Fence, roll_back, transaction
+from .transactions import SAVEPOINT, Fence, roll_back
 from .turnstile import Turnstile
 
 T = TypeVar("T")
@@ -113,6 +114,7 @@ class Commits:
         self._full = rows(connection, "PRAGMA synchronous")[0][0]
         self._relaxed = NORMAL if writes_ahead and alone else self._full
         self._unsynced = 0
+        self._cursor: StoreCursor | None = None
         self._level: int | None = self._full
         self._checkpoint = rows(connection, "PRAGMA wal_autocheckpoint")[0][0]
         self._doubtful = False
@@ -135,8 +137,7 @@ class Commits:
         self._end_what_was_left()
         self._wait_for_disk(durable=False)
         try:
-            with self._turnstile, transaction(self._connection, StoreCursor) as cursor:
-                cursor.readied = []
+            with self._turnstile, self._transaction() as cursor:
                 operation(cursor, self.now())
         except sqlite3.Error as error:
             self.doubt(error)
@@ -168,8 +169,7 @@ class Commits:
             self._end_what_was_left()
             self._trust_the_log()
             self._wait_for_disk(durable)
-            with transaction(self._connection, StoreCursor) as cursor:
-                cursor.readied = []
+            with self._transaction() as cursor:
                 self._thread.check_file()
                 began = time.monotonic()
                 for write in writes:
@@ -195,6 +195,28 @@ class Commits:
     def _one_by_one(self, writes: list[Write[Any]]) -> None:
         for write in writes:
             self._together([write])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[StoreCursor]:
+        """A transaction under the write lock, on a cursor that the next one uses again.
+
+        Committed, or all of it rolled back: no failing rollback hides what went wrong.
+        """
+        cursor = self._cursor
+        if cursor is None:
+            cursor = self._cursor = self._connection.cursor(StoreCursor)
+            cursor.row_factory = None
+        cursor.latest, cursor.readied = None, []
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            yield cursor
+            cursor.execute("COMMIT")
+        except BaseException:
+            self._cursor = None
+            with suppress(Exception):
+                cursor.close()  # a statement left half-read would block the end
+                roll_back(self._connection)
+            raise
 
     def _is_long_enough(self, began: float, following: Write[Any]) -> bool:
         """Whether to commit before the next one: others wait, here and in other processes."""

@@ -35,7 +35,7 @@ PATIENCE = 1.0
 GIVING_UP = 2.0
 """Seconds that interpreter exit gives interrupted work to end before it leaves it behind."""
 
-SHARING = 100
+SHARING = 200
 """How many writes share a transaction at the most."""
 
 logger = logging.getLogger("without_durability_sqlite")

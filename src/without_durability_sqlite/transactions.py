@@ -9,14 +9,13 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any, Self, TypeVar
 
 from without_durability.checks import check_synchronous
 
 T = TypeVar("T")
-CursorT = TypeVar("CursorT", bound=sqlite3.Cursor)
 
 SAVEPOINT = f"without_durability_{os.urandom(4).hex()}"
 """What a write that runs an application's code in a shared transaction is taken back to.
@@ -120,10 +119,7 @@ class FencedConnection:
 
 
 @contextmanager
-def transaction(
-    connection: sqlite3.Connection,
-    factory: type[CursorT] = sqlite3.Cursor,  # type: ignore[assignment]
-) -> Iterator[CursorT]:
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction under the write lock: committed, or all of it rolled back.
 
     The caller sees the original error: a rollback that SQLite already did by itself (a full
@@ -132,9 +128,7 @@ def transaction(
     modes = _state(connection, _MODES)
     try:
         connection.execute("BEGIN IMMEDIATE")
-        with closing(connection.cursor(factory)) as cursor:  # a half-read statement blocks the end
-            cursor.row_factory = None
-            yield cursor
+        yield
         connection.execute("COMMIT")
     except BaseException:
         with suppress(Exception):

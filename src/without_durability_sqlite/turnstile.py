@@ -27,6 +27,9 @@ PATIENCE = 1.0
 DISTRUST = 5.0
 """Seconds in which it then takes a turn only where there is no waiting."""
 
+LOOKING = 20
+"""After how many turns it is looked whether its file is still there."""
+
 _NEXT, _TURN = 0, 1
 """The bytes of the file that are locked: by the one who is next, and by whose turn it is."""
 
@@ -44,6 +47,7 @@ class Turnstile:
         self._path = path
         self._patience = min(patience, PATIENCE)
         self._file: int | None = None
+        self._entered = 0
         self._distrusted_until = 0.0
         self._usable = bool(path) and fcntl is not None
 
@@ -51,6 +55,18 @@ class Turnstile:
         """Wait for a turn; go on without one after a while."""
         if not self._usable or not self._opened():
             return
+        self._entered += 1
+        if self._entered % LOOKING == 0:
+            self._check_still_there()
+        if self._taken(_NEXT, both=True):  # nobody is next and it is nobody's turn
+            self._unlock(_NEXT)
+            self._distrusted_until = 0.0
+        else:
+            self._check_still_there()
+            self._wait()
+
+    def _wait(self) -> None:
+        """First to be next, and then for the turn."""
         give_up_at = time.monotonic()
         if give_up_at >= self._distrusted_until:
             give_up_at += self._patience
@@ -74,15 +90,19 @@ class Turnstile:
         self._usable = False
 
     def _opened(self) -> bool:
-        if self._file is not None and not os.fstat(self._file).st_nlink:  # somebody removed it
-            os.close(self._file)
-            self._file = None
         if self._file is None:
             try:
                 self._file = self._opened_or_made()
             except OSError:
                 self._usable = False
         return self._file is not None
+
+    def _check_still_there(self) -> None:
+        """Where somebody has removed its file, those who come now queue in another."""
+        if self._file is not None and not os.fstat(self._file).st_nlink:
+            os.close(self._file)
+            self._file = None
+            self._opened()
 
     def _opened_or_made(self) -> int:
         """Its file, open to whom the database is."""
@@ -95,20 +115,24 @@ class Turnstile:
         os.fchmod(file, mode)  # the umask may have taken something away
         return file
 
+    def _taken(self, byte: int, *, both: bool = False) -> bool:
+        if self._file is None:
+            return False
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 2 if both else 1, byte)
+        except OSError:
+            return False
+        return True
+
     def _locked(self, byte: int, pause: float, give_up_at: float) -> bool:
-        assert self._file is not None
-        while True:
-            try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-            except OSError:
-                now = time.monotonic()
-                if now >= give_up_at:
-                    self._distrusted_until = now + DISTRUST
-                    return False
-                time.sleep(pause)
-                pause = min(pause * 1.02, _LONGEST_PAUSE)
-            else:
-                return True
+        while not self._taken(byte):
+            now = time.monotonic()
+            if now >= give_up_at or self._file is None:
+                self._distrusted_until = now + DISTRUST
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.02, _LONGEST_PAUSE)
+        return True
 
     def _unlock(self, byte: int) -> None:
         assert self._file is not None

@@ -13,7 +13,7 @@ from figures import Sample
 from ours import opened
 
 from without_durability import Pass, claimed
-from without_durability_sqlite.store import MAKE_READY, SIGN_OF_LIFE, WRITE
+from without_durability_sqlite.store import FENCE, LATEST, MAKE_READY, SIGN_OF_LIFE, WRITE
 
 LEDGER = "CREATE TABLE ledger (entry INTEGER PRIMARY KEY, amount INTEGER NOT NULL)"
 ENTER = "INSERT INTO ledger (amount) VALUES (1)"
@@ -45,9 +45,11 @@ class Raw:
         self._write(self._holder.workflow)
 
     def transact(self) -> None:
-        self._sign_of_life()
+        asked = {"workflow": self._holder.workflow, "token": self._holder.token, "key": "none"}
+        self._connection.execute(FENCE, asked).fetchall()
         self._connection.execute(ENTER)
         self._write(self._holder.workflow)
+        self._sign_of_life()
 
     def arrive(self) -> None:
         workflow = f"arrived {next(self._numbers)}"
@@ -63,6 +65,7 @@ class Raw:
 
     def _write(self, workflow: str) -> None:
         key = f"step {next(self._numbers)}"
+        self._connection.execute(LATEST).fetchall()
         asked = {"workflow": workflow, "key": key, "value": '"done"', "written_at": time.time()}
         self._connection.execute(WRITE, asked)
 
