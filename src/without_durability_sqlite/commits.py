@@ -230,7 +230,7 @@ class Commits:
         if revocable:
             cursor.execute(f"SAVEPOINT {SAVEPOINT}")
         before = self._connection.total_changes
-        began = time.monotonic()
+        began = time.monotonic() if write.foreign else 0.0
         error = write.attempt(cursor, self.now)
         if write.foreign:
             self._effects_take_long = time.monotonic() - began >= SPAN

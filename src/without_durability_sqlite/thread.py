@@ -523,11 +523,8 @@ class DatabaseThread:
     def _beside(self, first: Job[Any]) -> list[Job[Any]]:
         """The jobs at the head of the line that share, `first` among them, up to a bound."""
         sharing = [first]
-        while len(sharing) < SHARING:
-            try:
-                item = self._head.popleft() if self._head else self._jobs.get_nowait()
-            except Empty:
-                break
+        while len(sharing) < SHARING and (self._head or not self._jobs.empty()):
+            item = self._head.popleft() if self._head else self._jobs.get_nowait()
             if not (isinstance(item, Job) and item.shares):
                 self._head.appendleft(item)
                 break
@@ -557,13 +554,15 @@ class DatabaseThread:
             job.unheard()
         with self._lock:
             self._in_line -= len(jobs)
-        for loop in {job.loop for job in jobs}:
+        while jobs:
+            loop = jobs[0].loop  # nearly always everybody's
             theirs = [job for job in jobs if job.loop is loop]
             if not told(loop, _answer, theirs):
                 _answer(theirs)
                 for job in theirs:
                     if job not in unheard:
                         job.unheard()
+            jobs = [job for job in jobs if job.loop is not loop] if len(theirs) < len(jobs) else []
         self.answered()
 
     def _wait_for(self, hold: Hold) -> None:
