@@ -120,6 +120,7 @@ async def test_a_lone_write_waits_for_nothing_else_to_come(stores: Stores):
             line.put(item)
 
         def empty(self) -> bool:
+            asked.append(False)
             return line.empty()
 
     of(stores)._thread._jobs = Line()  # type: ignore[assignment]
