@@ -96,7 +96,7 @@ class Bell:
         with listening:
             while True:
                 listening.recv(1)
-                if self._own is None:
+                if self._listening is not listening:  # taken away, or another has been put up
                     return
                 rung()
 

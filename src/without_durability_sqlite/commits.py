@@ -254,13 +254,12 @@ class Commits:
         """Whether the next commit syncs, or leaves that to whoever commits durably after it."""
         level = self._full if durable else self._relaxed
         if level != self._level:
-            was_full = self._level == self._full
+            relaxing = not durable and self._level == self._full
             self._level = None  # until it is known to have been set
             self._connection.execute(f"PRAGMA synchronous = {level}")
-            if (
-                not durable and was_full
-            ):  # a checkpoint would sync what is not synced yet, and hide a failure
+            if relaxing:
                 ((self._checkpoint,),) = rows(self._connection, "PRAGMA wal_autocheckpoint")
+            # A checkpoint would sync what is not synced yet, and hide a failure.
             checkpoint = self._checkpoint if durable else 0
             self._connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint}").close()
             self._level = level
