@@ -118,6 +118,10 @@ class Files:
         return folder / "workflows.db"
 
 
+REGISTERED: list[Disk] = []
+"""SQLite calls them for as long as the process lives, whoever else has forgotten them."""
+
+
 class Disk(Files):
     """The files that SQLite writes in this process, through a VFS of its own around SQLite's."""
 
@@ -129,6 +133,7 @@ class Disk(Files):
         self._vfs = Vfs.from_buffer_copy(self._real)
         self._vfs.name, self._vfs.open = b"watched", OPEN(self.opened)
         assert sqlite.sqlite3_vfs_register(ctypes.byref(self._vfs), 1) == 0
+        REGISTERED.append(self)
 
     def opened(self, vfs: int, name: int | None, file: int, flags: int, out: int) -> int:
         code = self._real.open(vfs, name, file, flags, out)
