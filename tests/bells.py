@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from gated import turns
-from thread_gates import HANG, until
+from idling import idle
+from thread_gates import HANG
 from without_durability import Delivery
 from without_durability_sqlite import (
     Database,
@@ -59,19 +60,13 @@ async def filed(path: Path, migrated: Path) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def waiting(database: Database, poll: timedelta = HOUR) -> AsyncIterator[asyncio.Task[Any]]:
+async def waiting(database: Database, poll: timedelta = HOUR) -> AsyncIterator[asyncio.Future[Any]]:
     """Somebody who has looked, found nothing, and is told what they took once they are woken."""
-    queue = SqliteScheduler(database, poll=poll)
-    task = asyncio.create_task(queue.next_ready(LONG))
-    await until(lambda: len(database._watch._waiters) > 0)
-    await queue.holds(NOTHING)  # it has looked
-    await turns()
-    assert not task.done()
-    try:
+    taking = SqliteScheduler(database, poll=poll).next_ready(LONG)
+    async with idle(database, taking) as task:
+        await turns()
+        assert not task.done()
         yield task
-    finally:
-        task.cancel()
-        await asyncio.wait((task,))
 
 
 class Rung:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from beside import Beside
 from gated import Bench
 from idling import a_file, in_memory, rollback_journal
 from stores import Stores, over_memory, over_sqlite
@@ -127,3 +128,10 @@ async def filed(path: Path, migrated: Path) -> AsyncIterator[Database]:
     path.write_bytes(migrated.read_bytes())
     async with connect(path) as database:
         yield database
+
+
+@pytest.fixture
+async def beside(stores: Stores) -> Beside:
+    beside = Beside(stores)
+    await beside.prepare()
+    return beside

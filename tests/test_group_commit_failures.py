@@ -38,13 +38,6 @@ async def stores(path: Path, migrated: Path, clock: Clock) -> AsyncIterator[Stor
         yield stores
 
 
-@pytest.fixture
-async def beside(stores: Stores) -> Beside:
-    beside = Beside(stores)
-    await beside.prepare()
-    return beside
-
-
 FAILING: dict[str, tuple[Callable[[Beside], Awaitable[Any]], type[BaseException]]] = {
     "an outranked record": (
         lambda beside: beside.stores.checkpointer.record(OUTRANKED, "new", 1),

@@ -30,13 +30,6 @@ async def stores(path: Path, migrated: Path, clock: Clock) -> AsyncIterator[Stor
         yield stores
 
 
-@pytest.fixture
-async def beside(stores: Stores) -> Beside:
-    beside = Beside(stores)
-    await beside.prepare()
-    return beside
-
-
 def leaves_savepoints_open(cursor: sqlite3.Cursor) -> object:
     cursor.execute("SAVEPOINT one")
     writes("inside")(cursor)

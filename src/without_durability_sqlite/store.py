@@ -61,7 +61,7 @@ from .schema import SCHEMA
 from .thread import PATIENCE, DatabaseThread, Job
 from .transactions import Fence, check_not_async, handed_over, transaction
 from .turnstile import Turnstile
-from .watching import QUIET, Seen, Waiter, Watch
+from .watching import QUIET, USUAL, Seen, Waiter, Watch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +95,7 @@ Operation: TypeAlias = Callable[[StoreCursor, float], T]
 BUSY_TIMEOUT = Milliseconds(5000)
 """How long a write waits for another process's write lock."""
 
-POLL = timedelta(milliseconds=50)
+POLL = timedelta(seconds=USUAL)
 """How often a waiting `next_ready` looks at the queue."""
 
 _CLOCKS_APART = 1.0
@@ -356,7 +356,7 @@ class Database:
     def _has_been_touched(self) -> None:
         """An application's own code was at the file: it may have made something ready."""
         if self._watch.touched():
-            (self._thread.reader or self._thread).later(_nothing)
+            self._thread.nudge()
 
     async def _read(
         self,
@@ -380,11 +380,11 @@ class Database:
         def begun(job: Job[T]) -> T:
             job.begin()
             self._thread.check_file()
+            job.unfinished = then is not None
             if job.thread is not reader:
                 self._commits.at_rest()
-            job.unfinished = then is not None
-            if reader is not None and job.thread is not reader:
-                reader.later(_nothing)  # whoever waits from here on is watched for there
+                if reader is not None:
+                    self._thread.nudge()  # whoever waits from here on is watched for there
             return job.thread.foreign(lambda: look(job.thread.opened()))
 
         def looked(job: Job[T]) -> T:
@@ -496,7 +496,7 @@ def _look(connection: sqlite3.Connection, namespace: str, now: float) -> Seen:
 def _announce(thread: DatabaseThread, watch: Watch, namespace: str, moment: float | None) -> None:
     """Have those told who wait for something to become visible, at once or from a moment on."""
     if watch.changed(namespace, moment):
-        (thread.reader or thread).later(_nothing)
+        thread.nudge()
 
 
 def _rung(thread: DatabaseThread, watch: Watch) -> None:
@@ -509,10 +509,6 @@ def _rung(thread: DatabaseThread, watch: Watch) -> None:
 def _at_close(turnstile: Turnstile, bell: Bell) -> None:
     turnstile.close()
     bell.close()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _reading(clock: Callable[[], float]) -> float:

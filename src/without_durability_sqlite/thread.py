@@ -444,7 +444,7 @@ class DatabaseThread:
     def stop(self) -> None:
         """Let the thread end and leave the connection to whoever handed it over."""
         self.closed = True
-        self.later(lambda: None)
+        self.later(_nothing)
 
     def close(self) -> None:
         """Close the connection, on the thread, after its reader's, and let the thread end."""
@@ -460,6 +460,10 @@ class DatabaseThread:
         if self.connection is not None:
             self.connection.close()
         self.at_close()
+
+    def nudge(self) -> None:
+        """Have the thread that reads plan its next look anew."""
+        (self.reader or self).later(_nothing)
 
     def with_reader(self, made: Callable[[], ThreadT]) -> ThreadT:
         """The thread that reads beside this one, made when it is first asked for."""

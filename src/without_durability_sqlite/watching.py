@@ -17,8 +17,8 @@ QUICK = 0.0005
 QUIET = 0.5
 """Seconds between two looks at the most, while nothing happens and others would ring."""
 
-HASTY = 0.05
-"""Seconds: somebody who polls more often than that means it."""
+USUAL = 0.05
+"""Seconds between two looks unless another `poll` is asked for; whoever asks for less means it."""
 
 LONGEST = 3600.0
 """Seconds between two looks at the most, whatever `poll` is."""
@@ -155,7 +155,7 @@ class Watch:
             due = min(waiter.due for waiter in self._waiters)
             poll = min(waiter.poll for waiter in self._waiters)
             since = time.monotonic() - self._looked
-        if self._others_ring and poll >= HASTY:
+        if self._others_ring and poll >= USUAL:
             poll = max(poll, min((time.monotonic() - self._happened) / 10, QUIET))
         try:
             due -= self._now()
