@@ -22,7 +22,7 @@ from thread_gates import (
     stays_outside,
     until,
 )
-from without_durability_sqlite import SqliteCheckpointer, connect, migrate, store
+from without_durability_sqlite import SqliteCheckpointer, connect, migrate
 
 
 async def test_closing_twice_is_fine(guarded):
@@ -54,7 +54,7 @@ async def test_a_close_cancelled_while_it_waits_leaves_the_database_open(guarded
 
 
 async def test_a_close_that_waits_long_says_so(guarded, caplog, monkeypatch):
-    monkeypatch.setattr(store, "PATIENCE", 0.01)
+    monkeypatch.setattr("without_durability_sqlite.database.PATIENCE", 0.01)
     gate, task = await occupied(guarded)
     close = asyncio.create_task(guarded.aclose())
     with caplog.at_level(logging.WARNING, THREAD):

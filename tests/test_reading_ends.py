@@ -21,7 +21,8 @@ from thread_gates import (
     stays_outside,
     until,
 )
-from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate, store
+from without_durability import Milliseconds
+from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate
 from without_durability_sqlite.loading import PIECE_ROWS
 
 
@@ -129,7 +130,7 @@ async def test_a_reader_that_could_not_be_opened_is_tried_again(
 
 
 async def test_a_reader_waits_as_long_for_locks_as_its_database_does(path: Path):
-    async with connect(path, timeout=store.Milliseconds(1234)) as database:
+    async with connect(path, timeout=Milliseconds(1234)) as database:
         await migrate(database)
         await SqliteCheckpointer(database).load("w")
         reader = database._thread.reader

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from without_durability_sqlite import SCHEMA, loading, schema, store
+from without_durability_sqlite import SCHEMA, loading, schema, statements
 
 STATEMENTS = {
     name: text
-    for module in (loading, schema, store)
+    for module in (loading, schema, statements)
     for name, text in vars(module).items()
     if name.isupper()
     and not name.startswith("_")

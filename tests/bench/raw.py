@@ -13,7 +13,7 @@ from figures import Sample
 from ours import opened
 
 from without_durability import Pass, claimed
-from without_durability_sqlite.store import FENCE, LATEST, MAKE_READY, SIGN_OF_LIFE, WRITE
+from without_durability_sqlite.statements import FENCE, LATEST, MAKE_READY, SIGN_OF_LIFE, WRITE
 
 LEDGER = "CREATE TABLE ledger (entry INTEGER PRIMARY KEY, amount INTEGER NOT NULL)"
 ENTER = "INSERT INTO ledger (amount) VALUES (1)"

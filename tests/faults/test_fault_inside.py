@@ -25,7 +25,7 @@ from thread_gates import (
     until,
 )
 from without_durability import Clock
-from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate, store
+from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate
 
 Effect = Callable[[Any], object]
 
@@ -106,7 +106,7 @@ async def test_fault_calling_back_from_inside_is_a_runtime_error_at_once_whateve
 async def test_fault_never_returning_work_makes_others_wait_and_cancelling_unwinds_them(
     scene: Scene, path, way, caplog, monkeypatch
 ):
-    monkeypatch.setattr(store, "PATIENCE", 0.01)
+    monkeypatch.setattr("without_durability_sqlite.database.PATIENCE", 0.01)
     ways = WAYS | {"run": lambda scene, effect: scene.database.run(effect)}
     gate = Gate()
     stuck = asyncio.create_task(ways[way](scene, gate))

@@ -55,7 +55,7 @@ def prepared(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepar
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `next_ready` on a slow machine gives up on waiting no sooner than the others."""
-    monkeypatch.setattr("without_durability_sqlite.store._GRACE", 20)
+    monkeypatch.setattr("without_durability_sqlite.scheduler._GRACE", 20)
 
 
 @pytest.fixture(scope="module")
