@@ -8,15 +8,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .interfaces import Durable, PassDurable
-from .outcomes import Sleeping
+from .outcomes import Blocked, Completed, Sleeping
 from .retrying import is_permanent, pause_after, persist, traced
 from .settling import settle
 from .signals import Contended, Fenced
 from .stepwise import Run, extending, resume_from
-from .values import Delivery, Pass, Started, shown
+from .values import Delivery, Ended, Pass, Started, shown
+
+if TYPE_CHECKING:
+    from .ledger import Retry
+    from .observing import Observer, Telling
 
 logger = logging.getLogger("without_durability.worker")
 
@@ -39,7 +43,10 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What every attempt of one worker shares; `failures` counts failures in a row by workflow."""
+    """What every attempt of one worker shares.
+
+    `failures` counts failures in a row by workflow, where no ledger does.
+    """
 
     durable: Durable[Any]
     body: Callable[[Run[Any]], Awaitable[object]]
@@ -47,14 +54,48 @@ class Policy:
     budget: timedelta
     contended: timedelta
     now: Callable[[], datetime]
+    retry: Retry | None = None
+    observe: Observer | None = None
     failures: dict[str, int] = field(default_factory=dict)
+    whole: PassDurable[Any] | None = field(init=False)
+    """The durable, where it starts and ends whole passes."""
+
+    def __post_init__(self) -> None:
+        durable: Any = self.durable
+        both = hasattr(durable, "start_pass") and hasattr(durable, "end_pass")
+        if self.retry is not None and not both:
+            raise ValueError("retry needs a durable with a ledger, to park a workflow in")
+        object.__setattr__(self, "whole", durable if both else None)
 
     @property
-    def whole(self) -> PassDurable[Any] | None:
-        """The durable, where it starts and ends whole passes."""
-        durable: Any = self.durable
-        both = hasattr(durable, "start_passes") and hasattr(durable, "end_pass")
-        return durable if both else None
+    def attempts(self) -> int | None:
+        """After how many passes without an orderly end a workflow is parked."""
+        return None if self.retry is None else self.retry.attempts
+
+    def pause(self, attempt: int) -> timedelta:
+        """How long a workflow rests after its `attempt`-th failure in a row."""
+        return pause_after(attempt) if self.retry is None else self.retry.pause(attempt)
+
+    def telling(self, workflow: str) -> Telling | Silence:
+        """What tells the observer about a pass, if there is one."""
+        if self.observe is None:
+            return _SILENCE
+        from .observing import Telling
+
+        return Telling(self.observe, workflow)
+
+
+class Silence:
+    """What stands for a `Telling` where nobody listens."""
+
+    def _ignore(self, *_: object) -> None:
+        pass
+
+    started = late = ended = failed = parked = lost = _ignore
+    recorded = None
+
+
+_SILENCE = Silence()
 
 
 class LoopWatch:
@@ -99,8 +140,8 @@ class Attempt:
         self._delivery = delivery
         self._started = started
         self._holder = None if started is None else started.holder
-        self._recorded = None if started is None else started.recorded
         self._answered = False
+        self._tell = policy.telling(delivery.workflow)
         self._began = 0.0
         self._granted_until = 0.0
         self._refused = False
@@ -128,10 +169,13 @@ class Attempt:
                 if self._answered:
                     await self._ask(self._release, "release", PARTING)
                 else:
-                    await self._end(now, PARTING)
+                    attempt = self._started.attempt if self._started is not None else 0
+                    before = attempt - 1 if attempt else None
+                    await self._end(Ended(now, attempts=before), PARTING)
                     await self._policy.durable.scheduler.wake_due(now)
         except Exception as error:
             logger.warning("workflow %s was not handed back: %r", shown(self.workflow), error)
+        self._tell.ended(None)
 
     async def _run(self) -> None:
         policy = self._policy
@@ -139,21 +183,35 @@ class Attempt:
         self._granted_until = self._began + policy.budget.total_seconds()
         if self._started is None:
             try:
-                self._holder = await policy.durable.checkpointer.claim(
-                    self.workflow, policy.budget, policy.lease
-                )
+                self._started = await self._start()
             except Exception as error:
                 if is_permanent(policy.durable.scheduler, error):
                     raise
                 await self._failed(error)
                 return
-        if self._holder is None:
-            await self._look_again(policy.contended)
-        elif self._started is not None or await self._still_held():
-            await self._answer(await self._passed(self._holder))
-        else:
-            await self._ask(self._release, "release")
+        started = self._started
+        if started.over is not None:
             self._answered = True
+            if started.over == "parked":
+                self._tell.parked(started.attempt, None)
+        elif started.holder is None:
+            await self._look_again(policy.contended)
+        else:
+            self._holder = started.holder
+            await self._answer(await self._passed(started.holder))
+
+    async def _start(self) -> Started:
+        """Claim the workflow, unless its delivery is no longer held: then no pass starts."""
+        policy = self._policy
+        if policy.whole is not None:
+            return await policy.whole.start_pass(self._delivery, policy.budget, policy.attempts)
+        self._holder = await policy.durable.checkpointer.claim(
+            self.workflow, policy.budget, policy.lease
+        )
+        if self._holder is not None and not await self._still_held():
+            await self._ask(self._release, "release")
+            return Started(self._delivery, None, over="gone")
+        return Started(self._delivery, self._holder)
 
     async def _still_held(self) -> bool:
         """Whether the delivery outlived the claim: cancelled since its take, it starts no pass."""
@@ -165,6 +223,7 @@ class Attempt:
     async def _passed(self, holder: Pass) -> object:
         """Run the body, renewing claim and delivery beside it; its outcome, or what it raised."""
         interval = self._policy.lease.total_seconds() / RENEWALS
+        self._tell.started(holder.token, self._attempt())
         ending = asyncio.create_task(self._ended(holder))
         watch = LoopWatch(interval, self._report_block)
         try:
@@ -181,12 +240,18 @@ class Attempt:
     async def _ended(self, holder: Pass) -> object:
         policy = self._policy
         checkpointer = policy.durable.checkpointer
+        recorded = self._started.recorded if self._started is not None else None
         try:
-            recorded = self._recorded
             if recorded is None:
                 recorded = await checkpointer.load(holder.workflow)
             return await resume_from(
-                recorded, holder, checkpointer, policy.body, extend=self._extend, now=policy.now
+                recorded,
+                holder,
+                checkpointer,
+                policy.body,
+                extend=self._extend,
+                now=policy.now,
+                on_step=self._tell.recorded,
             )
         except KeyboardInterrupt:
             raise
@@ -221,6 +286,7 @@ class Attempt:
             late,
             shown(self.workflow),
         )
+        self._tell.late(late)
 
     def _report_slow_end(self) -> None:
         logger.warning(
@@ -228,14 +294,19 @@ class Attempt:
             shown(self.workflow),
         )
 
-    async def _answer(self, ended: object) -> None:
-        if self._refused or (isinstance(ended, Raised) and self._lost_by(ended.error)):
+    async def _answer(self, came_to: object) -> None:
+        if self._refused or (isinstance(came_to, Raised) and self._lost_by(came_to.error)):
             await self._lost()
-        elif isinstance(ended, Raised):
-            await self._failed(ended.error)
+        elif isinstance(came_to, Raised):
+            await self._failed(came_to.error)
         else:
+            from .ledger import ended  # a program that runs no worker need not have it
+
+            assert isinstance(came_to, (Completed, Sleeping, Blocked))
             self._policy.failures.pop(self.workflow, None)
-            await self._end(ended.due if isinstance(ended, Sleeping) else None)
+            ending = ended(came_to)
+            await self._end(ending)
+            self._tell.ended(ending.state)
 
     def _lost_by(self, error: BaseException) -> bool:
         """Whether an error says that this pass lost its workflow, and not some other one."""
@@ -246,56 +317,85 @@ class Attempt:
         if now < self._granted_until:
             logger.info("workflow %s was lost to another pass", shown(self.workflow))
             await self._look_again(self._policy.contended)
-            return
-        pause = self._next_pause()
-        logger.warning(
-            "workflow %s ran for %.2f s and lost its claim to its own budget of %s (attempt %d): "
-            "trying again in %.1f s",
-            shown(self.workflow),
-            now - self._began,
-            self._policy.budget,
-            self._policy.failures[self.workflow],
-            pause.total_seconds(),
-        )
-        await self._look_again(pause)
+        else:
+            from .ledger import Failure, raised
+
+            attempt = self._next_attempt()
+            pause = self._policy.pause(attempt)
+            sentence = "ran for %.2f s and lost its claim to its own budget of %s"
+            spent = now - self._began, self._policy.budget
+            logger.warning(
+                f"workflow %s {sentence} (attempt %d): trying again in %.1f s",
+                shown(self.workflow),
+                *spent,
+                attempt,
+                pause.total_seconds(),
+            )
+            await self._end(raised(Failure("Fenced", f"it {sentence}" % spent), self._after(pause)))
+        self._tell.lost()
 
     async def _failed(self, error: BaseException) -> None:
-        pause = self._next_pause()
-        logger.error(
-            "workflow %s failed (attempt %d), trying again in %.1f s",
-            shown(self.workflow),
-            self._policy.failures[self.workflow],
-            pause.total_seconds(),
-            exc_info=traced(error),
-        )
-        await self._look_again(pause)
+        from .ledger import failure_of, raised
 
-    def _next_pause(self) -> timedelta:
-        failures = self._policy.failures
-        failures[self.workflow] = failures.get(self.workflow, 0) + 1
-        return pause_after(failures[self.workflow])
+        policy = self._policy
+        attempt = self._next_attempt()
+        limit = policy.attempts
+        parked = limit is not None and self._holder is not None and attempt >= limit
+        pause = None if parked else policy.pause(attempt)
+        if pause is None:
+            logger.error(
+                "workflow %s failed (attempt %d) and is parked",
+                shown(self.workflow),
+                attempt,
+                exc_info=traced(error),
+            )
+        else:
+            logger.error(
+                "workflow %s failed (attempt %d), trying again in %.1f s",
+                shown(self.workflow),
+                attempt,
+                pause.total_seconds(),
+                exc_info=traced(error),
+            )
+        due = None if pause is None else self._after(pause)
+        await self._end(raised(failure_of(error), due))
+        self._tell.failed(attempt, error, pause)
+        if parked:
+            self._tell.parked(attempt, error)
+
+    def _attempt(self) -> int:
+        """How many passes in a row this one makes, if it comes to no orderly end."""
+        if self._started is not None and self._started.attempt:
+            return self._started.attempt
+        return self._policy.failures.get(self.workflow, 0) + 1
+
+    def _next_attempt(self) -> int:
+        """As `_attempt`, remembered where no ledger does."""
+        attempt = self._attempt()
+        if self._started is None or not self._started.attempt:
+            self._policy.failures[self.workflow] = attempt
+        return attempt
 
     async def _look_again(self, pause: timedelta) -> None:
-        now = self._policy.now()
-        try:
-            later = now + pause
-        except OverflowError:
-            later = datetime.max.replace(tzinfo=UTC)
-        await self._end(later)
+        await self._end(Ended(self._after(pause)))
 
-    async def _end(self, due: datetime | None, patience: timedelta | None = None) -> None:
-        """Release the claim and answer for the delivery: look again when `due`, or never."""
+    def _after(self, pause: timedelta) -> datetime:
+        try:
+            return self._policy.now() + pause
+        except OverflowError:
+            return datetime.max.replace(tzinfo=UTC)
+
+    async def _end(self, ended: Ended, patience: timedelta | None = None) -> None:
+        """Release the claim and answer for the delivery, as the pass ended."""
         whole = self._policy.whole
         if whole is not None and self._holder is not None:
-            await self._ask(partial(self._end_at_once, whole, self._holder, due), "end", patience)
+            await self._ask(partial(self._end_at_once, whole, self._holder, ended), "end", patience)
         else:
             await self._ask(self._release, "release", patience)
-            await self._ask(partial(self._answer_for, due), "answer", patience)
+            await self._ask(partial(self._answer_for, ended.due), "answer", patience)
 
-    async def _end_at_once(
-        self, whole: PassDurable[Any], holder: Pass, due: datetime | None
-    ) -> None:
-        await whole.end_pass(holder, self._delivery, due)
+    async def _end_at_once(self, whole: PassDurable[Any], holder: Pass, ended: Ended) -> None:
+        await whole.end_pass(holder, self._delivery, ended)
         self._holder = None
         self._answered = True
 

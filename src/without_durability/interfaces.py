@@ -21,6 +21,7 @@ from .values import (
     INBOX_DIGITS,
     LEASE,
     Delivery,
+    Ended,
     Entry,
     Pass,
     Recorded,
@@ -45,11 +46,13 @@ __all__ = [
     "Contended",
     "Delivery",
     "Durable",
+    "Ended",
     "Entry",
     "Fenced",
     "Interruption",
     "Pass",
     "PassDurable",
+    "PassesDurable",
     "Recorded",
     "Scheduler",
     "SplitDurable",
@@ -267,24 +270,45 @@ class Durable(Protocol[Effect]):
 class PassDurable(Durable[Effect], Protocol[Effect]):
     """A durable over one datastore that starts and ends whole passes, each in one commit.
 
-    It is optional: `work` uses these two where its durable offers them, and `next_ready`,
-    `claim`, `load`, `release`, `done` and `wake_at` where it does not. A store that offers them
-    makes due sleepers and abandoned deliveries visible by itself: `wake_due` and `reclaim` are
-    not called then. A wrapper that changes what the single calls do must not pass these two on.
+    It is optional: `work` uses these where its durable offers them, and `claim`, `holds`,
+    `release`, `done` and `wake_at` where it does not. One that keeps a ledger writes it here
+    (`without_durability.ledger`, L3 to L5). A wrapper that changes what the single calls do must
+    not pass these on.
     """
 
-    async def start_passes(
-        self, limit: int, within: timedelta, budget: timedelta
-    ) -> Sequence[Started]:
-        """Up to `limit` deliveries, each with its claim; waits up to `within` for the first.
+    async def start_pass(
+        self, delivery: Delivery, budget: timedelta, attempts: int | None = None
+    ) -> Started:
+        """Claim the workflow of a delivery for `budget`, alive for the lease, to run a pass.
 
-        As `next_ready`, and for each delivery `claim` for `budget`, alive for the lease. What was
-        taken for a caller that was cancelled meanwhile is given back (C17, S9).
+        No pass starts, and `over` says so, on a delivery that is no longer held, over a workflow
+        that was cancelled, or after `attempts` passes without an orderly end (L3). What was granted
+        to a caller that was cancelled meanwhile is given back (C17).
         """
         ...
 
-    async def end_pass(self, holder: Pass, delivery: Delivery, due: datetime | None) -> None:
-        """`release`, and the answer: `wake_at` for a moment, `done` for `None`."""
+    async def end_pass(self, holder: Pass, delivery: Delivery, ended: Ended) -> None:
+        """`release`, and the answer: `wake_at` where `ended` names a moment, else `done`.
+
+        What it tells of the workflow counts while `holder` is the newest (L4).
+        """
+        ...
+
+
+class PassesDurable(PassDurable[Effect], Protocol[Effect]):
+    """A `PassDurable` that also takes deliveries, many at a time, and starts their passes.
+
+    Due sleepers and abandoned deliveries become visible in it by themselves: `work` asks it for
+    no `wake_due` and no `reclaim`.
+    """
+
+    async def start_passes(
+        self, limit: int, within: timedelta, budget: timedelta, attempts: int | None = None
+    ) -> Sequence[Started]:
+        """Up to `limit` deliveries, each as `start_pass` answers; waits up to `within` for one.
+
+        What was taken for a caller that was cancelled meanwhile is given back (C17, S9).
+        """
         ...
 
 

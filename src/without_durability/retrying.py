@@ -16,6 +16,9 @@ FIRST = timedelta(seconds=1)
 CAP = timedelta(minutes=5)
 """The first and the longest pause after a workflow's failure."""
 
+FACTOR = 2.0
+"""How much longer each pause is than the one before it."""
+
 STORE_FIRST = timedelta(milliseconds=100)
 STORE_CAP = timedelta(seconds=30)
 """The first and the longest pause after a store's refusal."""
@@ -26,16 +29,28 @@ JITTER = 0.2
 logger = logging.getLogger(__name__)
 
 
-def pause_after(attempts: int, first: timedelta = FIRST, cap: timedelta = CAP) -> timedelta:
-    """The pause after the `attempts`-th failure in a row: doubling up to `cap`, give or take 20 %.
+def pause_after(
+    attempts: int,
+    first: timedelta = FIRST,
+    cap: timedelta = CAP,
+    factor: float = FACTOR,
+    jitter: float = JITTER,
+) -> timedelta:
+    """The pause after the `attempts`-th failure in a row: growing up to `cap`, give or take some.
 
     The jitter keeps what failed together from coming back together.
     """
     import random  # it costs a millisecond, and few programs come here
 
-    doublings = min(attempts - 1, 30)
-    jitter: float = random.uniform(1 - JITTER, 1 + JITTER)
-    return min(first * 2.0**doublings, cap) * jitter
+    try:
+        pause = min(first * float(factor) ** (attempts - 1), cap)
+    except OverflowError:
+        pause = cap
+    chance: float = random.uniform(1 - jitter, 1 + jitter)
+    try:
+        return pause * chance
+    except OverflowError:
+        return pause
 
 
 def traced(error: BaseException) -> tuple[type[BaseException], BaseException, Any]:

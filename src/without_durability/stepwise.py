@@ -102,10 +102,12 @@ class Run(Generic[Effect]):
         self._begin(key, effect, parse, within)
         if key in self.recorded:
             return parse(self.recorded[key])
-        with self._under_way():
+        with self._under_way(key) as recorded:
             await self._stretch(within)
             value = await effect()
             settled = await settle(lambda: self.checkpointer.record(self.holder, key, value))
+            if settled.value is not None:
+                recorded()
         return parse(settled.result().value)
 
     async def transact(
@@ -120,9 +122,10 @@ class Run(Generic[Effect]):
         self._begin(key, effect, parse, within)
         if key in self.recorded:
             return parse(self.recorded[key])
-        with self._under_way():
+        with self._under_way(key) as recorded:
             await self._stretch(within)
             stored = await self.checkpointer.transact(self.holder, key, effect)
+            recorded()
         return parse(stored)
 
     async def sleep(self, key: StepKey, duration: timedelta) -> None:
@@ -146,8 +149,10 @@ class Run(Generic[Effect]):
             raise OverflowError(
                 f"step {shown(key)} cannot sleep for {duration!r}: no datetime is that late"
             ) from None
-        with self._under_way():
+        with self._under_way(key) as recorded:
             settled = await settle(lambda: self.checkpointer.record(self.holder, key, deadline))
+            if settled.value is not None:
+                recorded()
         suspension = None
         if settled.value is not None:
             due = parse_deadline(key, settled.value.value)
@@ -209,11 +214,14 @@ class Run(Generic[Effect]):
             check_duration("within", within)
         self.claim(key)
 
-    def _under_way(self) -> AbstractContextManager[None]:
-        """Around a step's effect and record; for a run that no `resume` made it does nothing."""
-        return (
-            self.reached.step(self.holder) if isinstance(self.reached, Reached) else nullcontext()
-        )
+    def _under_way(self, key: StepKey) -> AbstractContextManager[Callable[[], None]]:
+        """Around a step's effect and record, and what to call once it is on record.
+
+        For a run that no `resume` made it does nothing.
+        """
+        if isinstance(self.reached, Reached):
+            return self.reached.step(self.holder, key)
+        return nullcontext(_nobody_is_told)
 
     async def _stretch(self, within: timedelta | None) -> None:
         if within is not None and not await self.extend(self.holder, within):
@@ -238,15 +246,20 @@ class Run(Generic[Effect]):
             raise self.note(MessageNeeded(key))
         else:
             last = past[:limit][-1] if past else after
-            with self._under_way():
-                recorded = await self.checkpointer.record(self.holder, key, last)
-            bound = parse_bound(key, recorded.value)
+            with self._under_way(key) as recorded:
+                stored = await self.checkpointer.record(self.holder, key, last)
+                recorded()
+            bound = parse_bound(key, stored.value)
         return tuple(
             Entry(name, self.recorded[name]) for name in past if bound is not None and name <= bound
         )
 
 
 Run.__setattr__ = refuse_assignment  # type: ignore[method-assign]
+
+
+def _nobody_is_told() -> None:
+    pass
 
 
 def _follows(name: str, after: str | None) -> bool:
@@ -342,9 +355,10 @@ async def resume_from(
     *,
     extend: Extend,
     now: Callable[[], datetime],
+    on_step: Callable[[str, float], None] | None = None,
 ) -> Outcome[T]:
-    """`resume` from records that are loaded already."""
-    reached = Reached()
+    """`resume` from records that are loaded already; `on_step` is told of each new record."""
+    reached = Reached(on_step)
     run = Run(holder, checkpointer, recorded, extend, now, reached=reached)
     try:
         async with reached:

@@ -7,7 +7,7 @@ pass, and the next one must not begin beside them (docs/design.md, "What a workf
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -24,24 +24,35 @@ class Reached(list[Suspended]):
     on to them. What a branch begins after that is `Fenced`: its pass is over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_step: Callable[[str, float], None] | None = None) -> None:
         super().__init__()
+        self._on_step = on_step  # told what a step recorded, and the seconds it took
         self._steps: dict[asyncio.Future[None], asyncio.Task[object] | None] = {}
         self._over = False
 
     @contextmanager
-    def step(self, holder: Pass) -> Iterator[None]:
-        """Around one step, which is under way until it ends; `Fenced` once the pass is over."""
+    def step(self, holder: Pass, key: str) -> Iterator[Callable[[], None]]:
+        """Around one step, which is under way until it ends; `Fenced` once the pass is over.
+
+        What it gives is to be called when the step is on record.
+        """
         if self._over:
             raise Fenced(
                 f"the pass over workflow {shown(holder.workflow)} is over: no step begins in it",
                 workflow=holder.workflow,
                 token=holder.token,
             )
-        done = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
         self._steps[done] = asyncio.current_task()
+        began = loop.time()
+
+        def recorded() -> None:
+            if self._on_step is not None:
+                self._on_step(key, loop.time() - began)
+
         try:
-            yield
+            yield recorded
         finally:
             del self._steps[done]
             done.set_result(None)

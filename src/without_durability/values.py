@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 LEASE = timedelta(minutes=1)
 """How long a delivery stays its taker's, and how long a claim outlives a sign of life."""
@@ -72,16 +72,39 @@ class Delivery:
     receipt: str
 
 
+State: TypeAlias = Literal["ready", "sleeping", "blocked", "completed", "failed", "cancelled"]
+"""Where a workflow stands (L1). Whether a ready one is running is not stored."""
+
+
 class Started(NamedTuple):
     """A delivery taken and its workflow claimed at one go, to run a pass with.
 
     `holder` is `None` where another pass holds the workflow. `recorded` is what `load` gives;
-    `None` where that is left to the runner.
+    `None` where that is left to the runner. `attempt` counts the passes since the last orderly end,
+    this one included. Where there is no pass to run, `over` says why, and the delivery is answered
+    for: the workflow was "cancelled", its attempts were used up and it is "parked" now, or the
+    delivery was "gone".
     """
 
     delivery: Delivery
     holder: Pass | None
     recorded: Mapping[str, object] | None = None
+    attempt: int = 0
+    over: Literal["cancelled", "parked", "gone"] | None = None
+
+
+class Ended(NamedTuple):
+    """How a pass ended: what one commit writes down, answers and releases (L4, L5).
+
+    `due` is when the workflow is looked at again: `None` for no sooner than something arrives.
+    `state` is where it stands and `detail` what goes with that; `None` leaves both as they are.
+    `attempts` is the count from here on; `None` leaves it.
+    """
+
+    due: datetime | None = None
+    state: State | None = None
+    detail: object = None
+    attempts: int | None = None
 
 
 def inbox_key(position: int) -> str:

@@ -14,16 +14,20 @@ from collections.abc import (
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .attempt import RENEWALS, Attempt, Policy, logger
 from .checks import check_aware, check_limit
 from .durations import check_duration, check_wait, now_utc
-from .interfaces import Durable, Effect, PassDurable, Scheduler
+from .interfaces import Durable, Effect, PassesDurable, Scheduler
 from .retrying import persist, traced
 from .settling import settle
 from .stepwise import Run
 from .values import BUDGET, LEASE, Delivery
+
+if TYPE_CHECKING:
+    from .ledger import Retry
+    from .observing import Observer
 
 __all__ = [
     "BLOCKING",
@@ -61,6 +65,8 @@ def work(
     limit: int = POOL,
     now: Callable[[], datetime] = now_utc,
     stopping: asyncio.Event | None = None,
+    retry: Retry | None = None,
+    observe: Observer | None = None,
 ) -> Coroutine[Any, Any, None]:
     """Run passes of `body` over whatever `durable` delivers, until cancelled.
 
@@ -68,11 +74,14 @@ def work(
     once. Setting `stopping` lets the passes in flight finish, takes nothing new, and returns.
     A body that raises is logged and retried after growing pauses, without delaying others; so
     is a store's transient refusal. A permanent store error ends the worker with that error.
-    `ValueError` for bad timings from this call itself, before anything is awaited.
+    With `retry` a workflow is parked once it has used its attempts up (L5); `observe` is called
+    with an event for whatever happens to a pass. `ValueError` for bad timings, and for a `retry`
+    over a durable that keeps no ledger, from this call itself, before anything is awaited.
     """
     check_duration("tick", tick)
     check_duration("within", within)
-    pool = _Pool(durable, body, limit, durable.scheduler.lease, budget, contended, now)
+    lease = durable.scheduler.lease
+    pool = _Pool(durable, body, limit, lease, budget, contended, now, retry, observe)
     return _working(durable.scheduler, pool, tick, within, now, stopping)
 
 
@@ -147,7 +156,7 @@ def _one_by_one(policy: Policy, deliveries: AsyncIterable[Delivery]) -> Pull:
     return pull
 
 
-def _together(policy: Policy, whole: PassDurable[Any], within: timedelta) -> Pull:
+def _together(policy: Policy, durable: PassesDurable[Any], within: timedelta) -> Pull:
     """As many started passes as there are free slots, of a store that is prepared first."""
     scheduler = policy.durable.scheduler
     prepared = False
@@ -157,7 +166,7 @@ def _together(policy: Policy, whole: PassDurable[Any], within: timedelta) -> Pul
         if not prepared:
             await persist(scheduler, scheduler.prepare, "to be prepared")
             prepared = True
-        starting = partial(whole.start_passes, free, within, policy.budget)
+        starting = partial(durable.start_passes, free, within, policy.budget, policy.attempts)
         started = await persist(scheduler, starting, "a start of passes")
         if not started:
             await asyncio.sleep(0)  # `within` may be zero, and others want the loop too
@@ -193,9 +202,9 @@ async def _working(
     now: Callable[[], datetime],
     stopping: asyncio.Event | None,
 ) -> None:
-    whole = pool.policy.whole
-    if whole is not None:
-        await pool.pulled(_together(pool.policy, whole, within), stopping)
+    durable: Any = pool.policy.durable
+    if pool.policy.whole is not None and hasattr(durable, "start_passes"):
+        await pool.pulled(_together(pool.policy, durable, within), stopping)
         return
     prepared = asyncio.Event()
     try:
@@ -223,13 +232,15 @@ class _Pool:
         budget: timedelta,
         contended: timedelta,
         now: Callable[[], datetime],
+        retry: Retry | None = None,
+        observe: Observer | None = None,
     ) -> None:
         check_limit(limit)
         check_duration("lease", lease)
         check_duration("budget", budget)
         check_duration("contended", contended)
         check_aware("now", now())
-        self.policy = Policy(durable, body, lease, budget, contended, now)
+        self.policy = Policy(durable, body, lease, budget, contended, now, retry, observe)
         self._limit = limit
 
     async def run(
