@@ -29,6 +29,12 @@ def check_limit(limit: int) -> None:
         raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
 
 
+def check_attempts(attempts: int | None) -> None:
+    """`ValueError` for a limit of attempts that is neither `None` nor a whole number from 1 on."""
+    if attempts is not None and (type(attempts) is not int or attempts < 1):
+        raise ValueError(f"attempts must be a whole number of at least 1, not {attempts!r}")
+
+
 def check_delivery(delivery: Delivery) -> None:
     """`TypeError` or `ValueError` for what no taker was given; any text may be a receipt."""
     check_text("workflow", delivery.workflow)

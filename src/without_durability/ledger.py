@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, get_args
 
-from .checks import check_limit, check_text
+from .checks import check_attempts, check_limit, check_text
 from .durations import check_duration
 from .interfaces import Effect, PassDurable
 from .outcomes import Blocked, Completed, Sleeping
@@ -140,8 +140,9 @@ class Retry:
     jitter: float = JITTER
 
     def __post_init__(self) -> None:
-        if type(self.attempts) is not int or self.attempts < 1:
-            raise ValueError(f"attempts must be a whole number from 1 on, not {self.attempts!r}")
+        if self.attempts is None:
+            raise ValueError("attempts must be a whole number: without a limit, give no Retry")
+        check_attempts(self.attempts)
         check_duration("first", self.first)
         check_duration("cap", self.cap)
         if not 1 <= self.factor < float("inf"):

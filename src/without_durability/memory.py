@@ -7,7 +7,7 @@ import copy
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -40,10 +40,14 @@ MemoryEffect: TypeAlias = Callable[[dict[str, object]], object]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One record as a memory store keeps it: its encoding and the moment it was written."""
+    """One record as a memory store keeps it: its encoding and the moment it was written.
+
+    `supplied`: it came from outside a pass, through `supply` or `append`.
+    """
 
     encoded: Any
     at: datetime
+    supplied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,13 @@ class Claim:
 _RELEASED = float("-inf")
 
 
+def wake(waiting: Iterable[asyncio.Future[None]]) -> None:
+    """End these waits, whichever loop each belongs to; one that was closed waits for nothing."""
+    for one in waiting:
+        if not one.done() and not one.get_loop().is_closed():
+            one.set_result(None)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryCheckpointer:
     """A `Checkpointer[MemoryEffect]` over dicts: what a process forgets when it ends.
@@ -77,6 +88,8 @@ class MemoryCheckpointer:
     data: dict[str, object] = field(default_factory=dict)
     _: KW_ONLY
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+    _swept: list[int] = field(init=False, default_factory=lambda: [0], repr=False, compare=False)
+    """The highest token of a claim that was forgotten: every new one is above it (C3)."""
 
     async def load(self, workflow: str) -> dict[str, object]:
         return {key: written.value for key, written in (await self.history(workflow)).items()}
@@ -92,13 +105,7 @@ class MemoryCheckpointer:
         check_text("workflow", workflow)
         check_duration("budget", budget)
         check_duration("alive", alive)
-        now = self.clock()
-        current = self.claims.get(workflow)
-        if current is not None and current.alive_until > now:
-            return None
-        token = 1 if current is None else current.token + 1
-        self._grant(workflow, token, now + budget.total_seconds(), now, alive.total_seconds())
-        return Pass(workflow, token)
+        return self._claimed(workflow, budget, alive)
 
     async def extend(self, holder: Pass, budget: timedelta, alive: timedelta) -> bool:
         check_duration("budget", budget)
@@ -155,28 +162,67 @@ class MemoryCheckpointer:
         check_text("workflow", workflow)
         check_supplied_key(key)
         encoding, _ = encoded(self.codec, workflow, key, value)
-        return decoded(self.codec, workflow, key, self._written(workflow, key, encoding))
+        stored = self._written(workflow, key, encoding, supplied=True)
+        return decoded(self.codec, workflow, key, stored)
 
     async def append(self, workflow: str, value: object) -> Entry:
         check_text("workflow", workflow)
         encoding, back = encoded(self.codec, workflow, "inbox", value)
-        positions = map(inbox_position, self.hashes.get(workflow, {}))
-        last = max((one for one in positions if one is not None), default=0)
-        key = inbox_key(last + 1)
-        self._written(workflow, key, encoding)
-        return Entry(key, back)
+        return Entry(self._filed(workflow, encoding), back)
 
     async def discard(self, workflow: str) -> int:
         check_text("workflow", workflow)
-        current = self.claims.get(workflow)
-        if current is not None:
-            self.claims[workflow] = Claim(current.token + 1, _RELEASED, _RELEASED, current.alive)
+        self._raise_fence(workflow)
         return len(self.hashes.pop(workflow, {}))
 
     async def release(self, holder: Pass) -> None:
         current = self._current(holder)
         if current is not None:
             self.claims[holder.workflow] = Claim(current.token, _RELEASED, _RELEASED, current.alive)
+
+    def _claimed(self, workflow: str, budget: timedelta, alive: timedelta) -> Pass | None:
+        now = self.clock()
+        current = self.claims.get(workflow)
+        if current is not None and current.alive_until > now:
+            return None
+        token = 1 + (self._swept[0] if current is None else current.token)
+        self._grant(workflow, token, now + budget.total_seconds(), now, alive.total_seconds())
+        return Pass(workflow, token)
+
+    def _raise_fence(self, workflow: str) -> None:
+        """A live pass finds its next write `Fenced`, and the workflow is claimable (C14)."""
+        current = self.claims.get(workflow)
+        if current is not None:
+            self.claims[workflow] = Claim(current.token + 1, _RELEASED, _RELEASED, current.alive)
+
+    def _forget_claim(self, workflow: str) -> None:
+        """Remove the claim; no later one repeats its token (C3)."""
+        claim = self.claims.pop(workflow, None)
+        if claim is not None:
+            self._swept[0] = max(self._swept[0], claim.token)
+
+    def _alive(self, workflow: str) -> Claim | None:
+        """The claim of the pass that holds the workflow now, if one does."""
+        claim = self.claims.get(workflow)
+        return claim if claim is not None and claim.alive_until > self.clock() else None
+
+    def _unreleased(self, holder: Pass) -> bool:
+        """Whether the holder is the newest and has not released."""
+        current = self._current(holder)
+        return current is not None and current.held_until != _RELEASED
+
+    def _moment(self) -> datetime:
+        now = self.now()
+        check_aware("now", now)
+        return now.astimezone(UTC)
+
+    def _filed(self, workflow: str, encoding: Any) -> str:
+        """Write under the next inbox key, which this answers (C13)."""
+        positions = map(inbox_position, self.hashes.get(workflow, {}))
+        last = max((one for one in positions if one is not None), default=0)
+        key = inbox_key(last + 1)
+        self._written(workflow, key, encoding, supplied=True)
+        return key
 
     def _current(self, holder: Pass) -> Claim | None:
         check_text("workflow", holder.workflow)
@@ -195,14 +241,14 @@ class MemoryCheckpointer:
             raise fenced(holder)
         self._grant(holder.workflow, holder.token, current.held_until, self.clock(), current.alive)
 
-    def _written(self, workflow: str, key: str, encoding: Any) -> Any:
+    def _written(self, workflow: str, key: str, encoding: Any, supplied: bool = False) -> Any:
         """Write unless the key is recorded; the encoding that is stored, either way."""
-        records = self.hashes.setdefault(workflow, {})
+        records = self.hashes.get(workflow, {})
         if key not in records:
-            now = self.now()
-            check_aware("now", now)
+            now = self._moment()
             latest = max((stored.at for stored in records.values()), default=now)
-            records[key] = Stored(encoding, max(now.astimezone(UTC), latest))
+            records = self.hashes.setdefault(workflow, records)
+            records[key] = Stored(encoding, max(now, latest), supplied)
         return records[key].encoded
 
 
@@ -234,13 +280,7 @@ class MemoryScheduler:
 
     async def make_ready(self, workflow: str) -> None:
         check_text("workflow", workflow)
-        if workflow not in self.queue:
-            await self.cancel(workflow)
-            self.queue.append(workflow)
-        self.arrived.set()
-        for waiting in self._waiting:
-            if not waiting.done() and not waiting.get_loop().is_closed():
-                waiting.set_result(None)
+        self._queue(workflow)
 
     async def schedule(self, workflow: str, visible_at: datetime) -> None:
         """Move the workflow to `visible_at`, whatever its state: an unconditional move (S10)."""
@@ -251,8 +291,7 @@ class MemoryScheduler:
     async def wake_at(self, delivery: Delivery, when: datetime) -> None:
         check_aware("when", when)
         if await self.holds(delivery):
-            del self.outstanding[delivery.workflow]
-            self.sleeping[delivery.workflow] = when
+            self._answer(delivery, when)
 
     async def wake_due(self, now: datetime) -> tuple[str, ...]:
         check_aware("now", now)
@@ -294,19 +333,43 @@ class MemoryScheduler:
     async def holds(self, delivery: Delivery) -> bool:
         """Whether the delivery is still out under its receipt."""
         check_delivery(delivery)
-        held = self.outstanding.get(delivery.workflow)
-        return held is not None and held[0] == delivery
+        return self._out(delivery)
 
     async def cancel(self, workflow: str) -> None:
         check_text("workflow", workflow)
+        self._unqueue(workflow)
+
+    async def done(self, delivery: Delivery) -> None:
+        if await self.holds(delivery):
+            self._answer(delivery, None)
+
+    def _queue(self, workflow: str) -> None:
+        """Ready from now on, or since it was (S10)."""
+        if workflow not in self.queue:
+            self._unqueue(workflow)
+            self.queue.append(workflow)
+        self.arrived.set()
+        wake(self._waiting)
+
+    def _unqueue(self, workflow: str) -> None:
         self.sleeping.pop(workflow, None)
         self.outstanding.pop(workflow, None)
         if workflow in self.queue:
             self.queue.remove(workflow)
 
-    async def done(self, delivery: Delivery) -> None:
-        if await self.holds(delivery):
-            del self.outstanding[delivery.workflow]
+    def _queued(self, workflow: str) -> bool:
+        """Whether the workflow has a wakeup: ready, sleeping, or out with a worker."""
+        return workflow in self.outstanding or workflow in self.sleeping or workflow in self.queue
+
+    def _out(self, delivery: Delivery) -> bool:
+        held = self.outstanding.get(delivery.workflow)
+        return held is not None and held[0] == delivery
+
+    def _answer(self, delivery: Delivery, when: datetime | None) -> None:
+        """Remove the wakeup of a delivery that is out, or put it off."""
+        del self.outstanding[delivery.workflow]
+        if when is not None:
+            self.sleeping[delivery.workflow] = when
 
     def _taken(self) -> Delivery | None:
         """The workflow ready longest, or else one whose taker let it lapse (S2)."""

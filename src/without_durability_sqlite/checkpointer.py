@@ -173,7 +173,9 @@ class SqliteCheckpointer:
         check_text("workflow", workflow)
         check_supplied_key(key)
         encoding, back = self._encoded(workflow, key, value)
-        return lambda cursor, now: self._standing(cursor, now, workflow, key, encoding, back).value
+        return lambda cursor, now: (
+            self._standing(cursor, now, workflow, key, encoding, back, supplied=True).value
+        )
 
     def _standing(
         self,
@@ -183,9 +185,11 @@ class SqliteCheckpointer:
         key: str,
         encoding: str,
         back: object,
+        *,
+        supplied: bool = False,
     ) -> Recorded:
         """Write unless the key is recorded; what stands under it, decoded before the commit."""
-        stored = _written(cursor, now, workflow, key, encoding)
+        stored = _written(cursor, now, workflow, key, encoding, supplied=supplied)
         if stored == encoding:
             return Recorded(back, first=True)
         return Recorded(decoded(self.codec, workflow, key, stored), first=False)
@@ -200,7 +204,7 @@ class SqliteCheckpointer:
 
         def operation(cursor: StoreCursor, now: float) -> Entry:
             key = inbox_key(_next_position(cursor, workflow))
-            _written(cursor, now, workflow, key, encoding)
+            _written(cursor, now, workflow, key, encoding, supplied=True)
             return Entry(key, back)
 
         return operation
@@ -242,9 +246,11 @@ def _read(cursor: sqlite3.Cursor, workflow: str, key: str) -> str | None:
     return None
 
 
-def _written(cursor: StoreCursor, now: float, workflow: str, key: str, encoding: str) -> str:
+def _written(
+    cursor: StoreCursor, now: float, workflow: str, key: str, encoding: str, *, supplied: bool
+) -> str:
     """Write unless the key is recorded; the encoding that is stored, either way."""
-    record = {"workflow": workflow, "key": key, "value": encoding}
+    record = {"workflow": workflow, "key": key, "value": encoding, "supplied": supplied}
     if touched(cursor, WRITE, record | {"written_at": _stamp(cursor, workflow, now)}):
         return encoding
     stored = _read(cursor, workflow, key)

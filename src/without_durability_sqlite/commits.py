@@ -51,6 +51,9 @@ class StoreCursor(sqlite3.Cursor):
     readied: list[Readied]
     """What was made visible in the transaction."""
 
+    ended: list[str]
+    """The workflows that came to an end in it."""
+
 
 class Write(Job[T]):
     """A write in line: an operation on a cursor, given the moment.
@@ -104,6 +107,7 @@ class Commits:
         self._alone = alone  # nobody uses the connection behind the thread's back
         self.now = now
         self.on_ready: Callable[[str, float | None], None] = _nobody_waits
+        self.on_end: Callable[[list[str]], None] = _nobody_waits
         self.fence = Fence(connection)
         self._thread = thread
         self._connection = connection
@@ -143,7 +147,7 @@ class Commits:
             self.doubt(error)
             raise
         self._unsynced += 1
-        self._tell(cursor.readied)
+        self._tell(cursor.readied, cursor.ended)
 
     def at_rest(self) -> None:
         """Make the connection what others may use: no transaction open, and every commit durable.
@@ -189,7 +193,7 @@ class Commits:
                     write.fail(error if len(ran) == 1 else copied(error))
         else:
             self._unsynced = 0 if durable else self._unsynced + 1
-            self._tell(cursor.readied)
+            self._tell(cursor.readied, cursor.ended)
         return writes[len(ran) :]
 
     def _one_by_one(self, writes: list[Write[Any]]) -> None:
@@ -206,7 +210,7 @@ class Commits:
         if cursor is None:
             cursor = self._cursor = self._connection.cursor(StoreCursor)
             cursor.row_factory = None
-        cursor.latest, cursor.readied = None, []
+        cursor.latest, cursor.readied, cursor.ended = None, [], []
         try:
             cursor.execute("BEGIN IMMEDIATE")
             yield cursor
@@ -285,10 +289,12 @@ class Commits:
                 )
             self._doubtful = False
 
-    def _tell(self, readied: list[Readied]) -> None:
+    def _tell(self, readied: list[Readied], ended: list[str]) -> None:
         for namespace, moment, soon in dict.fromkeys(readied):
             self._ring |= soon
             self.on_ready(namespace, moment)
+        if ended:
+            self.on_end(ended)
 
     def tell_others(self) -> None:
         """Once the callers are answered: ring if something was made ready."""
@@ -307,5 +313,5 @@ def copied(error: BaseException) -> BaseException:
     return another
 
 
-def _nobody_waits(namespace: str, moment: float | None) -> None:
+def _nobody_waits(*_: object) -> None:
     pass

@@ -325,7 +325,7 @@ async def migrate(database: Database) -> None:
     columns for one of a shape that no release made.
     """
     if not await database._read(schema.is_current):
-        await database._write(lambda cursor, now: schema.bring_up_to_date(cursor), foreign=True)
+        await database._write(schema.bring_up_to_date, foreign=True)
 
 
 def transacted(connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], T]) -> T:

@@ -81,15 +81,13 @@ class SqliteScheduler:
     def _readying(self, workflow: str) -> Operation[bool]:
         """`make_ready` as part of a transaction."""
         asked = self._row(workflow)
+        return lambda cursor, now: self._made_ready(cursor, now, asked)
 
-        def operation(cursor: StoreCursor, now: float) -> bool:
-            when = now if self.now is now_utc else as_seconds("now", self.now())
-            # A clock of the caller's own may run a little ahead: that is ready all the same (S11).
-            return made_visible(
-                cursor, now, MAKE_READY, asked | visible_from(when, now, _CLOCKS_APART)
-            )
-
-        return operation
+    def _made_ready(self, cursor: StoreCursor, now: float, asked: dict[str, Any]) -> bool:
+        when = now if self.now is now_utc else as_seconds("now", self.now())
+        # A clock of the caller's own may run a little ahead: that is ready all the same (S11).
+        ahead = visible_from(when, now, _CLOCKS_APART)
+        return made_visible(cursor, now, MAKE_READY, asked | ahead)
 
     async def schedule(self, workflow: str, visible_at: datetime) -> None:
         """Move the workflow to `visible_at`, whatever its state: an unconditional move (S10)."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from .files import main_file
 from .rows import rows
 
-VERSION = 1
+VERSION = 2
 """The version of the schema below, kept in `workflow_schema` and nowhere else."""
 
 _NOW = (
@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS workflow_checkpoint (
     step TEXT NOT NULL,
     value TEXT NOT NULL,
     written_at REAL NOT NULL DEFAULT ({_NOW}),
+    supplied INTEGER NOT NULL DEFAULT 0,
     UNIQUE (workflow, step)
 )"""
 
@@ -55,15 +56,79 @@ _TAKEN_FOR = """
 CREATE INDEX IF NOT EXISTS workflow_queue_taken_for
 ON workflow_queue (namespace, visible_at, taken_for) WHERE taken_for IS NOT NULL"""
 
+_RUN = """
+CREATE TABLE IF NOT EXISTS workflow_run (
+    seq INTEGER PRIMARY KEY NOT NULL,
+    workflow TEXT NOT NULL UNIQUE,
+    namespace TEXT NOT NULL,
+    state TEXT NOT NULL,
+    detail TEXT,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL
+)"""
+
+# The index of a state's and of a queue's rows in the order of `seq`, which ends every index.
+_OF_STATE = """
+CREATE INDEX IF NOT EXISTS workflow_run_state ON workflow_run (state, namespace)"""
+
+_OF_NAMESPACE = """
+CREATE INDEX IF NOT EXISTS workflow_run_namespace ON workflow_run (namespace)"""
+
+# What can be swept, the longest unchanged first; a workflow that is under way costs it nothing.
+_FINISHED = """
+CREATE INDEX IF NOT EXISTS workflow_run_finished ON workflow_run (state, updated_at)
+WHERE state IN ('completed', 'failed', 'cancelled')"""
+
+# How many rows there are of a state, kept by triggers so that counting them is no scan.
+_COUNT = """
+CREATE TABLE IF NOT EXISTS workflow_count (
+    state TEXT NOT NULL,
+    namespace TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (state, namespace)
+) WITHOUT ROWID"""
+
+_COUNT_IN = """
+    INSERT INTO workflow_count (state, namespace, count) VALUES (NEW.state, NEW.namespace, 1)
+    ON CONFLICT (state, namespace) DO UPDATE SET count = count + 1;"""
+
+_COUNT_OUT = """
+    UPDATE workflow_count SET count = count - 1
+    WHERE state = OLD.state AND namespace = OLD.namespace;"""
+
+_COUNTED_IN = f"""
+CREATE TRIGGER IF NOT EXISTS workflow_run_counted_in AFTER INSERT ON workflow_run BEGIN{_COUNT_IN}
+END"""
+
+_COUNTED_OUT = f"""
+CREATE TRIGGER IF NOT EXISTS workflow_run_counted_out AFTER DELETE ON workflow_run BEGIN{_COUNT_OUT}
+END"""
+
+_RECOUNTED = f"""
+CREATE TRIGGER IF NOT EXISTS workflow_run_recounted AFTER UPDATE OF state, namespace ON workflow_run
+WHEN OLD.state IS NOT NEW.state OR OLD.namespace IS NOT NEW.namespace BEGIN{_COUNT_OUT}{_COUNT_IN}
+END"""
+
 _SCHEMA_VERSION = """
 CREATE TABLE IF NOT EXISTS workflow_schema (
     version INTEGER PRIMARY KEY NOT NULL,
     clock_ahead REAL NOT NULL DEFAULT 0
 )"""
 
-_STATEMENTS = (_CHECKPOINT, _CLAIM, _QUEUE, _VISIBLE_AT, _TAKEN_FOR, _SCHEMA_VERSION)
+_STATEMENTS = (
+    *(_CHECKPOINT, _CLAIM, _QUEUE, _VISIBLE_AT, _TAKEN_FOR),
+    *(_RUN, _OF_STATE, _OF_NAMESPACE, _FINISHED),
+    *(_COUNT, _COUNTED_IN, _COUNTED_OUT, _RECOUNTED),
+    _SCHEMA_VERSION,
+)
 
-_INDEXES = {"workflow_queue_visible_at", "workflow_queue_taken_for"}
+_BESIDE_TABLES = {
+    *("workflow_queue_visible_at", "workflow_queue_taken_for"),
+    *("workflow_run_state", "workflow_run_namespace", "workflow_run_finished"),
+    *("workflow_run_counted_in", "workflow_run_counted_out", "workflow_run_recounted"),
+}
+"""The indexes and triggers of this schema."""
 
 SCHEMA = ";".join(_STATEMENTS) + ";\n"
 """Every statement is `CREATE … IF NOT EXISTS`. `migrate` does more: it upgrades older files."""
@@ -74,7 +139,8 @@ COLUMNS = """
 SELECT CAST(name AS BLOB), CAST(type AS BLOB), "notnull", dflt_value IS NOT NULL, pk
 FROM pragma_table_info(?)"""
 
-INDEXES = "SELECT CAST(name AS BLOB) FROM pragma_index_list(?)"
+BESIDE_TABLES = """
+SELECT CAST(name AS BLOB) FROM sqlite_schema WHERE type IN ('index', 'trigger')"""
 
 UNIQUE_COLUMNS = """
 SELECT CAST(list.name AS BLOB), CAST(info.name AS BLOB)
@@ -112,20 +178,38 @@ _TABLES: Mapping[str, Columns] = {
         "workflow": Column("TEXT", key=2),
         "visible_at": Column("REAL"),
     },
+    "workflow_run": {
+        "seq": Column("INTEGER", key=1),
+        "workflow": Column("TEXT"),
+        "namespace": Column("TEXT"),
+        "state": Column("TEXT"),
+        "detail": Column("TEXT", optional=True),
+        "attempts": Column("INTEGER", optional=True),
+        "created_at": Column("REAL"),
+        "updated_at": Column("REAL"),
+    },
+    "workflow_count": {
+        "state": Column("TEXT", key=1),
+        "namespace": Column("TEXT", key=2),
+        "count": Column("INTEGER"),
+    },
     "workflow_schema": {
         "version": Column("INTEGER", key=1),
         "clock_ahead": Column("REAL", optional=True),
     },
 }
 
-# The columns that this design added to the published tables: all may be null.
+# The columns that this design added to the published tables: an INSERT may leave each out.
 _ADDED: Mapping[str, Columns] = {
+    "workflow_checkpoint": {"supplied": Column("INTEGER NOT NULL DEFAULT 0", optional=True)},
     "workflow_claim": {"seen_at": Column("REAL", optional=True)},
     "workflow_queue": {
         "taken": Column("TEXT", optional=True),
         "taken_for": Column("REAL", optional=True),
     },
 }
+
+_UNIQUE = {"workflow_checkpoint": {"workflow", "step"}, "workflow_run": {"workflow"}}
 
 # What claims looked like before they had signs of life: one moment, the end of the budget.
 _CLAIM_BUDGET_ONLY: Columns = {
@@ -143,12 +227,41 @@ _CARRY_CLAIMS_OVER = (
 )
 
 
+# What a message is in a file from before the ledger.
+_MESSAGES_WERE_SUPPLIED = """
+UPDATE workflow_checkpoint SET supplied = 1 WHERE step >= 'inbox:' AND step < 'inbox;'"""
+
+# A row for every workflow that has records or a queue row. One that is at rest has completed or
+# waits for something: `blocked`, since that is what nobody sweeps.
+_DERIVE_LEDGER = """
+WITH recorded AS (
+    SELECT workflow, min(seq) AS first, min(written_at) AS first_at, max(written_at) AS last_at
+    FROM workflow_checkpoint WHERE typeof(workflow) = 'text' GROUP BY workflow
+), queued AS (
+    SELECT workflow, namespace, min(visible_at) AS visible_at, taken
+    FROM workflow_queue WHERE typeof(workflow) = 'text' GROUP BY workflow
+), known AS (
+    SELECT workflow FROM recorded UNION SELECT workflow FROM queued
+)
+INSERT INTO workflow_run (workflow, namespace, state, created_at, updated_at)
+SELECT known.workflow, coalesce(queued.namespace, 'workflow'),
+    CASE WHEN queued.workflow IS NULL THEN 'blocked'
+         WHEN queued.visible_at <= :now OR queued.taken IS NOT NULL OR EXISTS (
+             SELECT 1 FROM workflow_claim
+             WHERE workflow_claim.workflow = known.workflow AND alive_until > :now) THEN 'ready'
+         ELSE 'sleeping' END,
+    CASE WHEN typeof(first_at) IN ('real', 'integer') THEN first_at ELSE :now END,
+    CASE WHEN typeof(last_at) IN ('real', 'integer') THEN last_at ELSE :now END
+FROM known LEFT JOIN recorded USING (workflow) LEFT JOIN queued USING (workflow)
+ORDER BY first IS NULL, first, known.workflow"""
+
+
 def is_current(connection: sqlite3.Connection) -> bool:
     """Whether the file has this very schema already, which a look without any lock tells."""
-    indexes = {name.decode() for (name,) in rows(connection, INDEXES, ("workflow_queue",))}
+    beside = {name.decode(errors="replace") for (name,) in rows(connection, BESIDE_TABLES)}
     return (
-        _version(connection) == VERSION
-        and indexes >= _INDEXES
+        version_of(connection) == VERSION
+        and beside >= _BESIDE_TABLES
         and all(
             columns.keys() | _ADDED.get(table, {}).keys() <= _columns(connection, table).keys()
             for table, columns in _TABLES.items()
@@ -156,14 +269,14 @@ def is_current(connection: sqlite3.Connection) -> bool:
     )
 
 
-def bring_up_to_date(cursor: sqlite3.Cursor) -> None:
+def bring_up_to_date(cursor: sqlite3.Cursor, now: float) -> None:
     """Create or upgrade the tables, inside the caller's transaction.
 
     Raises `sqlite3.NotSupportedError` for a schema newer than this release knows and
     `sqlite3.DatabaseError` for tables of a shape that no release made.
     """
     connection = cursor.connection
-    version = _version(connection)
+    version = version_of(connection)
     if version is not None and version > VERSION:
         raise sqlite3.NotSupportedError(
             f"{_file(connection)} has workflow schema version {version}, made by a newer release: "
@@ -179,8 +292,12 @@ def bring_up_to_date(cursor: sqlite3.Cursor) -> None:
         if found := _columns(connection, table):
             for name in columns.keys() - found.keys():
                 cursor.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name].type}")
+    had_ledger = bool(_columns(connection, "workflow_run"))
     for statement in _STATEMENTS:
         cursor.execute(statement)
+    if not had_ledger:
+        cursor.execute(_MESSAGES_WERE_SUPPLIED)
+        cursor.execute(_DERIVE_LEDGER, {"now": now})
     cursor.execute("INSERT OR IGNORE INTO workflow_schema (version) VALUES (?)", (VERSION,))
 
 
@@ -191,8 +308,9 @@ def _check_shape(connection: sqlite3.Connection, table: str, found: Columns) -> 
     strange = {name for name in found.keys() - known.keys() if not found[name].optional}
     strange |= {name for name in known if name in found and not _same(found[name], known[name])}
     strange |= needed.keys() - found.keys()
-    if table == "workflow_checkpoint" and not _is_unique(connection, table, {"workflow", "step"}):
-        strange |= {"workflow", "step"}
+    unique = _UNIQUE.get(table, set())
+    if unique and not _is_unique(connection, table, unique):
+        strange |= unique
     if strange:
         raise sqlite3.DatabaseError(
             f"{_file(connection)}: table {table} has a shape that no known release made "
@@ -202,10 +320,10 @@ def _check_shape(connection: sqlite3.Connection, table: str, found: Columns) -> 
 
 
 def _same(found: Column, known: Column) -> bool:
-    return (found.type, found.key) == (known.type, known.key)
+    return (found.type, found.key) == (known.type.split()[0], known.key)
 
 
-def _version(connection: sqlite3.Connection) -> int | None:
+def version_of(connection: sqlite3.Connection) -> int | None:
     """The file's schema version; `None` before this design first saw it."""
     if "version" not in _columns(connection, "workflow_schema"):
         return None

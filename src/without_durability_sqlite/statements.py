@@ -12,8 +12,8 @@ SELECT CAST(value AS BLOB) FROM workflow_checkpoint WHERE workflow = :workflow A
 
 # No row touched: the key was recorded before, and what is stored stands.
 WRITE = """
-INSERT INTO workflow_checkpoint (workflow, step, value, written_at)
-VALUES (:workflow, :key, :value, :written_at) ON CONFLICT (workflow, step) DO NOTHING"""
+INSERT INTO workflow_checkpoint (workflow, step, value, written_at, supplied)
+VALUES (:workflow, :key, :value, :written_at, :supplied) ON CONFLICT (workflow, step) DO NOTHING"""
 
 # A record's moment, and NULL for what no datetime could hold: one bad row is nobody else's harm.
 _READABLE_MOMENT = f"""CASE WHEN typeof(written_at) IN ('real', 'integer')
@@ -46,8 +46,8 @@ DISCARD = "DELETE FROM workflow_checkpoint WHERE workflow = :workflow"
 # that the clock was set back since: both deadlines then move back by as much.
 
 _SET_BACK = "max(0, coalesce(seen_at, :now) - :now)"
-_HELD_UNTIL = f"held_until - {_SET_BACK}"
-_ALIVE_UNTIL = f"alive_until - {_SET_BACK}"
+HELD_UNTIL = f"held_until - {_SET_BACK}"
+ALIVE_UNTIL = f"alive_until - {_SET_BACK}"
 
 # No row: another pass holds the workflow. A token follows time as well as count (C3).
 CLAIM = f"""
@@ -56,12 +56,12 @@ VALUES (:workflow, :milliseconds, :now + :budget, :now + min(:budget, :alive), :
 ON CONFLICT (workflow) DO UPDATE SET
     token = max(token + 1, excluded.token), held_until = excluded.held_until,
     alive_until = excluded.alive_until, alive_for = excluded.alive_for, seen_at = excluded.seen_at
-WHERE {_ALIVE_UNTIL} <= :now RETURNING token"""
+WHERE {ALIVE_UNTIL} <= :now RETURNING token"""
 
 # After a refusal, where the clock was set back: the deadlines as far ahead as they were before.
 CLAMP_CLAIM = f"""
-UPDATE workflow_claim SET held_until = {_HELD_UNTIL},
-    alive_until = min({_ALIVE_UNTIL}, :now + alive_for), seen_at = :now
+UPDATE workflow_claim SET held_until = {HELD_UNTIL},
+    alive_until = min({ALIVE_UNTIL}, :now + alive_for), seen_at = :now
 WHERE workflow = :workflow AND (seen_at > :now OR alive_until > :now + alive_for)"""
 
 # Whether the holder is the newest, and what is recorded under the key, if anything is.
@@ -75,26 +75,29 @@ STANDS = "SELECT 1 FROM workflow_claim WHERE workflow = :workflow AND token = :t
 
 # No row touched: the holder is not the newest. A released claim stays released (C8).
 SIGN_OF_LIFE = f"""
-UPDATE workflow_claim SET held_until = {_HELD_UNTIL},
-    alive_until = min({_HELD_UNTIL}, :now + alive_for), seen_at = :now
+UPDATE workflow_claim SET held_until = {HELD_UNTIL},
+    alive_until = min({HELD_UNTIL}, :now + alive_for), seen_at = :now
 WHERE workflow = :workflow AND token = :token"""
 
 # No row touched: not the newest, or the budget has run out, or released (held until 0).
 RENEW = f"""
-UPDATE workflow_claim SET held_until = {_HELD_UNTIL},
-    alive_until = min({_HELD_UNTIL}, :now + :alive), alive_for = :alive, seen_at = :now
-WHERE workflow = :workflow AND token = :token AND {_HELD_UNTIL} > :now"""
+UPDATE workflow_claim SET held_until = {HELD_UNTIL},
+    alive_until = min({HELD_UNTIL}, :now + :alive), alive_for = :alive, seen_at = :now
+WHERE workflow = :workflow AND token = :token AND {HELD_UNTIL} > :now"""
 
 # No row touched: not the newest, or released.
 EXTEND_CLAIM = f"""
-UPDATE workflow_claim SET held_until = max({_HELD_UNTIL}, :now + :budget),
-    alive_until = min(max({_HELD_UNTIL}, :now + :budget), :now + :alive),
+UPDATE workflow_claim SET held_until = max({HELD_UNTIL}, :now + :budget),
+    alive_until = min(max({HELD_UNTIL}, :now + :budget), :now + :alive),
     alive_for = :alive, seen_at = :now
 WHERE workflow = :workflow AND token = :token AND held_until > 0"""
 
 RELEASE = """
 UPDATE workflow_claim SET held_until = 0, alive_until = 0
 WHERE workflow = :workflow AND token = :token"""
+
+# No row touched: not the newest, or released before.
+END_CLAIM = f"{RELEASE} AND held_until > 0"
 
 RAISE_FENCE = """
 UPDATE workflow_claim
@@ -161,3 +164,42 @@ UPDATE workflow_queue SET visible_at = :when, taken = NULL, taken_for = :ahead W
 DONE = f"DELETE FROM workflow_queue WHERE {_HELD}"
 
 CANCEL = "DELETE FROM workflow_queue WHERE namespace = :namespace AND workflow = :workflow"
+
+QUEUED = "SELECT 1 FROM workflow_queue WHERE namespace = :namespace AND workflow = :workflow"
+
+# --- ledger -----------------------------------------------------------------------------------
+# No row touched: the workflow was cancelled, and nothing is queued for it (L1, L2).
+ARRIVED = """
+INSERT INTO workflow_run (workflow, namespace, state, created_at, updated_at)
+VALUES (:workflow, :namespace, 'ready', :now, :now)
+ON CONFLICT (workflow) DO UPDATE SET
+    namespace = excluded.namespace, state = 'ready', updated_at = excluded.updated_at,
+    detail = CASE WHEN state = 'ready' THEN detail END,
+    attempts = CASE WHEN state = 'failed' THEN 0 ELSE attempts END
+WHERE state <> 'cancelled'"""
+
+# The number of the attempt. No row: the workflow was cancelled or has no attempts left (L3).
+STARTED = """
+INSERT INTO workflow_run (workflow, namespace, state, attempts, created_at, updated_at)
+VALUES (:workflow, :namespace, 'ready', 1, :now, :now)
+ON CONFLICT (workflow) DO UPDATE SET
+    namespace = excluded.namespace, state = 'ready', updated_at = excluded.updated_at,
+    detail = CASE WHEN state = 'ready' THEN detail END,
+    attempts = CASE WHEN state = 'failed' THEN 1 ELSE attempts + 1 END
+WHERE state <> 'cancelled' AND (state = 'failed' OR attempts < :attempts)
+RETURNING attempts"""
+
+STANDING = "SELECT state, attempts FROM workflow_run WHERE workflow = :workflow"
+
+# Its attempts are used up: the last error stands, if there is one.
+PARKED = """
+UPDATE workflow_run SET state = 'failed', detail = coalesce(detail, :detail), updated_at = :now
+WHERE workflow = :workflow"""
+
+ENDED = """
+UPDATE workflow_run SET state = coalesce(:state, state),
+    detail = CASE WHEN :state IS NULL THEN detail ELSE :detail END,
+    attempts = coalesce(:attempts, attempts), updated_at = :now
+WHERE workflow = :workflow"""
+
+FORGET = "DELETE FROM workflow_run WHERE workflow = :workflow"

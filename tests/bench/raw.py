@@ -66,7 +66,13 @@ class Raw:
     def _write(self, workflow: str) -> None:
         key = f"step {next(self._numbers)}"
         self._connection.execute(LATEST).fetchall()
-        asked = {"workflow": workflow, "key": key, "value": '"done"', "written_at": time.time()}
+        asked = {
+            "workflow": workflow,
+            "key": key,
+            "value": '"done"',
+            "written_at": time.time(),
+            "supplied": False,
+        }
         self._connection.execute(WRITE, asked)
 
 

@@ -99,7 +99,7 @@ class RecordsAndSuppliesAreKeptApart(Records):
 
 @breaks("C1", "load gave")
 class LoadSortsByMoment(Records):
-    def _written(self, workflow, key, encoding):
+    def _written(self, workflow, key, encoding, supplied=False):
         records = self.hashes.setdefault(workflow, {})
         return records.setdefault(key, Stored(encoding, self.now())).encoded
 
@@ -198,7 +198,7 @@ class HistoryHandsOutWhatIsKept(Records):
 
 @breaks("C16", "cuts a long value")
 class LongValuesAreCut(Records):
-    def _written(self, workflow, key, encoding):
+    def _written(self, workflow, key, encoding, supplied=False):
         return super()._written(workflow, key, encoding if len(encoding) < 2**16 else "{}")
 
 
@@ -254,7 +254,7 @@ class Confusing(Records):
     def name(self, workflow, key):
         raise NotImplementedError
 
-    def _written(self, workflow, key, encoding):
+    def _written(self, workflow, key, encoding, supplied=False):
         for other, records in self.hashes.items():
             for another, stored in records.items():
                 if self.name(other, another) == self.name(workflow, key):

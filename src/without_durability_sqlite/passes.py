@@ -1,0 +1,182 @@
+"""Arrivals and whole passes as parts of a transaction, with what each writes in the ledger."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from without_durability.values import Delivery, Ended, Pass, Started, shown
+
+from .checkpointer import SqliteCheckpointer
+from .commits import StoreCursor
+from .loading import PIECE_ROWS, Loading, just_value
+from .operations import Operation, touched
+from .rows import as_holder, rows
+from .scheduler import SqliteScheduler
+from .statements import (
+    ARRIVED,
+    END_CLAIM,
+    ENDED,
+    HOLDS,
+    PARKED,
+    QUEUED,
+    STANDING,
+    STANDS,
+    STARTED,
+)
+
+Claiming = Callable[[StoreCursor, float, str], Pass | None]
+
+_WITHOUT_LIMIT = 2**62
+
+logger = logging.getLogger("without_durability_sqlite")
+
+
+class Passes:
+    """The parts that a durable puts together, over its two stores."""
+
+    def __init__(self, checkpointer: SqliteCheckpointer, scheduler: SqliteScheduler) -> None:
+        self._checkpointer = checkpointer
+        self._scheduler = scheduler
+
+    def arriving(self, workflow: str) -> Operation[bool]:
+        """Make ready what is not cancelled (L1, L2)."""
+        asked = self._scheduler._row(workflow)
+
+        def operation(cursor: StoreCursor, now: float) -> bool:
+            if not touched(cursor, ARRIVED, asked | {"now": now}):
+                return False
+            return self._scheduler._made_ready(cursor, now, asked)
+
+        return operation
+
+    def starting(
+        self, delivery: Delivery, claiming: Claiming, attempts: int | None
+    ) -> Operation[Started]:
+        """Start a pass on a delivery, if it is still held (L3)."""
+        held = self._scheduler._held(delivery)
+
+        def operation(cursor: StoreCursor, now: float) -> Started:
+            if not cursor.execute(HOLDS, held).fetchall():
+                return Started(delivery, None, over="gone")
+            return self.started(cursor, now, delivery, claiming, attempts)
+
+        return operation
+
+    def started(
+        self,
+        cursor: StoreCursor,
+        now: float,
+        delivery: Delivery,
+        claiming: Claiming,
+        attempts: int | None,
+    ) -> Started:
+        """Start a pass on a delivery that is held (L3)."""
+        holder = claiming(cursor, now, delivery.workflow)
+        if holder is None:
+            return Started(delivery, None)
+        limit = _WITHOUT_LIMIT if attempts is None else attempts
+        asked = self._scheduler._row(delivery.workflow) | {"now": now, "attempts": limit}
+        for (attempt,) in cursor.execute(STARTED, asked).fetchall():
+            return Started(delivery, holder, None, attempt)
+        self._checkpointer._releasing(holder)(cursor, now)
+        self._scheduler._answering(delivery)(cursor, now)
+        ((state, spent),) = cursor.execute(STANDING, asked).fetchall()
+        if state == "cancelled":
+            return Started(delivery, None, over="cancelled")
+        from without_durability.ledger import error_detail, used_up
+
+        detail = self._detail(delivery.workflow, Ended(detail=error_detail(used_up(spent))))
+        cursor.execute(PARKED, asked | {"detail": detail})
+        cursor.ended.append(delivery.workflow)
+        return Started(delivery, None, None, spent, "parked")
+
+    def unclaim(self, cursor: StoreCursor, now: float, started: Started) -> None:
+        """Take a start back: it was no attempt."""
+        if started.holder is not None:
+            self._checkpointer._releasing(started.holder)(cursor, now)
+            before = Ended(attempts=started.attempt - 1)
+            cursor.execute(ENDED, _written_down(started.holder.workflow, before, None, now))
+
+    def give_back(self, cursor: StoreCursor, now: float, started: Started) -> None:
+        """As `unclaim`, and let the delivery be visible at once."""
+        self.unclaim(cursor, now, started)
+        if started.over is None:
+            self._scheduler._put_back(cursor, now, started.delivery)
+
+    def ending(self, holder: Pass, delivery: Delivery, ended: Ended) -> Operation[None]:
+        """Release the claim, answer the delivery, and write down how the pass ended (L4, L5)."""
+        released = as_holder(holder)
+        detail = self._detail(holder.workflow, ended)
+        row = self._scheduler._row(delivery.workflow)
+        if ended.due is None:
+            answering = self._scheduler._answering(delivery)
+        else:
+            answering = self._scheduler._suspending(delivery, ended.due)
+
+        def operation(cursor: StoreCursor, now: float) -> None:
+            newest = touched(cursor, END_CLAIM, released)
+            answered = answering(cursor, now)
+            if not newest or (ended.state is None and ended.attempts is None):
+                return
+            asked = _written_down(holder.workflow, ended, detail, now)
+            if (
+                not answered
+                and ended.state not in (None, "ready")
+                and cursor.execute(QUEUED, row).fetchall()
+            ):
+                asked |= {"state": "ready", "attempts": 0}  # made ready meanwhile: a new chance
+                if ended.state != "failed":
+                    asked["detail"] = None
+            cursor.execute(ENDED, asked)
+            if asked["state"] in ("completed", "failed"):
+                cursor.ended.append(holder.workflow)
+
+        return operation
+
+    def with_records(self, connection: sqlite3.Connection, started: list[Started]) -> list[Started]:
+        """With what is recorded, where that is no more than a piece and can be read."""
+        loaded = []
+        for one in started:
+            recorded = None
+            if one.holder is not None:
+                loading = Loading(self._checkpointer.codec, one.holder.workflow, just_value)
+                with suppress(ValueError):  # whoever loads it for itself is told
+                    if not loading.fetch(connection, PIECE_ROWS) and not loading.decode():
+                        recorded = loading.records
+                if not rows(connection, STANDS, as_holder(one.holder)):  # deleted since: no pass
+                    one, recorded = one._replace(holder=None), None
+            loaded.append(one._replace(recorded=recorded))
+        return loaded
+
+    def _detail(self, workflow: str, ended: Ended) -> str | None:
+        """The encoding of a detail; a result that cannot be stored keeps no workflow from ending.
+
+        What the codec cannot hold at all is left out.
+        """
+        if ended.detail is None:
+            return None
+        details = [ended.detail]
+        if ended.state == "completed" and isinstance(ended.detail, dict):
+            from without_durability.ledger import unstored
+
+            details.append(unstored(ended.detail.get("result")))
+        for detail in details:
+            try:
+                return self._checkpointer._encoded(workflow, "the ledger's detail", detail)[0]
+            except (TypeError, ValueError) as error:
+                logger.warning("what became of workflow %s is not kept: %s", shown(workflow), error)
+        return None
+
+
+def _written_down(workflow: str, ended: Ended, detail: str | None, now: float) -> dict[str, Any]:
+    return {
+        "workflow": workflow,
+        "state": ended.state,
+        "detail": detail,
+        "attempts": ended.attempts,
+        "now": now,
+    }
