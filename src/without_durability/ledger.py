@@ -5,6 +5,7 @@ The clauses are numbered L1… and stated once, at the `Ledger` protocol.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,11 +16,14 @@ from .durations import check_duration
 from .interfaces import Effect, PassDurable
 from .outcomes import Blocked, Completed, Sleeping
 from .retrying import CAP, FACTOR, FIRST, JITTER, pause_after
-from .values import Ended, State, shown
+from .values import COMPLETED, PAGE, SWEPT, Ended, State, shown
 
 __all__ = [
+    "COMPLETED",
     "FINISHED",
+    "PAGE",
     "STATES",
+    "SWEPT",
     "Failure",
     "Ledger",
     "Page",
@@ -35,15 +39,6 @@ STATES: tuple[State, ...] = get_args(State)
 
 FINISHED: tuple[State, ...] = ("completed", "failed", "cancelled")
 """The states that no worker takes a workflow out of by itself: what `sweep` may remove."""
-
-COMPLETED: tuple[State, ...] = ("completed",)
-"""The states that `sweep` removes unless it is told others."""
-
-PAGE = 100
-"""How many workflows a page of `list` holds."""
-
-SWEPT = 1000
-"""How many workflows one `sweep` removes at the most."""
 
 _MESSAGE = 2_000
 _TRACEBACK = 8_000
@@ -313,18 +308,24 @@ def failure_of(error: BaseException) -> Failure:
     """What the ledger keeps of an error."""
     import traceback
 
-    kind = type(error)
+    kind, frames = type(error), error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next  # the runner's own, above the body
+
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
     try:
         message = str(error)
     except Exception:  # somebody's own __str__
         message = "(its message could not be made)"
-    trace = "".join(traceback.format_exception(error))
+    trace = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))
     if len(trace) > _TRACEBACK:
         trace = "…\n" + trace[-_TRACEBACK:].partition("\n")[2]
     if len(message) > _MESSAGE:
         message = message[:_MESSAGE] + "…"
     return Failure(_storable(name), _storable(message), _storable(trace))
+
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def used_up(attempts: int) -> Failure:

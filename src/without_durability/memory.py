@@ -176,6 +176,9 @@ class MemoryCheckpointer:
         return len(self.hashes.pop(workflow, {}))
 
     async def release(self, holder: Pass) -> None:
+        self._released(holder)
+
+    def _released(self, holder: Pass) -> None:
         current = self._current(holder)
         if current is not None:
             self.claims[holder.workflow] = Claim(current.token, _RELEASED, _RELEASED, current.alive)

@@ -76,6 +76,16 @@ State: TypeAlias = Literal["ready", "sleeping", "blocked", "completed", "failed"
 """Where a workflow stands (L1). Whether a ready one is running is not stored."""
 
 
+COMPLETED: tuple[State, ...] = ("completed",)
+"""What `sweep` deletes unless it is told otherwise (L13)."""
+
+SWEPT = 1000
+"""How many workflows one `sweep` deletes at the most."""
+
+PAGE = 100
+"""How many workflows a page of `list` holds."""
+
+
 class Started(NamedTuple):
     """A delivery taken and its workflow claimed at one go, to run a pass with.
 

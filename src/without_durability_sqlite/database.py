@@ -18,6 +18,7 @@ from without_durability.durations import Milliseconds
 from . import opening, schema
 from .bell import Bell
 from .commits import Commits, StoreCursor, Write
+from .endings import Endings
 from .guard import Guard, PlainGuard, attached
 from .operations import Operation
 from .reading import Reader
@@ -56,6 +57,7 @@ class Database:
     _thread: DatabaseThread = field(init=False, repr=False, compare=False)
     _commits: Commits = field(init=False, repr=False, compare=False)
     _watch: Watch = field(init=False, repr=False, compare=False)
+    _endings: Endings = field(init=False, repr=False, compare=False, default_factory=Endings)
     _plain_guard: PlainGuard | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +91,7 @@ class Database:
         if not beside and plain is None:  # else somebody may be at the connection meanwhile
             thread.watch = watch
         commits.on_ready = partial(_announce, thread, watch)
+        commits.on_end = self._endings.tell
         object.__setattr__(self, "_thread", thread)
         object.__setattr__(self, "_commits", commits)
         object.__setattr__(self, "_watch", watch)

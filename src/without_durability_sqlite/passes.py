@@ -89,7 +89,7 @@ class Passes:
             return Started(delivery, None, over="cancelled")
         from without_durability.ledger import error_detail, used_up
 
-        detail = self._detail(delivery.workflow, Ended(detail=error_detail(used_up(spent))))
+        detail = self.detail(delivery.workflow, Ended(detail=error_detail(used_up(spent))))
         cursor.execute(PARKED, asked | {"detail": detail})
         cursor.ended.append(delivery.workflow)
         return Started(delivery, None, None, spent, "parked")
@@ -110,7 +110,7 @@ class Passes:
     def ending(self, holder: Pass, delivery: Delivery, ended: Ended) -> Operation[None]:
         """Release the claim, answer the delivery, and write down how the pass ended (L4, L5)."""
         released = as_holder(holder)
-        detail = self._detail(holder.workflow, ended)
+        detail = self.detail(holder.workflow, ended)
         row = self._scheduler._row(delivery.workflow)
         if ended.due is None:
             answering = self._scheduler._answering(delivery)
@@ -152,7 +152,7 @@ class Passes:
             loaded.append(one._replace(recorded=recorded))
         return loaded
 
-    def _detail(self, workflow: str, ended: Ended) -> str | None:
+    def detail(self, workflow: str, ended: Ended) -> str | None:
         """The encoding of a detail; a result that cannot be stored keeps no workflow from ending.
 
         What the codec cannot hold at all is left out.

@@ -9,16 +9,29 @@ durable = SqliteDurable(SqliteCheckpointer(database), SqliteScheduler(database))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from without_durability.checks import check_attempts, check_limit, check_step_key
+from without_durability.checks import check_attempts, check_limit, check_step_key, check_text
 from without_durability.durations import check_wait
 from without_durability.settling import settle
-from without_durability.values import Delivery, Ended, Entry, Pass, Started
+from without_durability.values import (
+    COMPLETED,
+    PAGE,
+    SWEPT,
+    Delivery,
+    Ended,
+    Entry,
+    Pass,
+    Started,
+    State,
+    shown,
+)
 
 from .checkpointer import SqliteCheckpointer, SqliteEffect
 from .commits import StoreCursor
@@ -28,6 +41,12 @@ from .passes import Passes
 from .scheduler import POLL, SqliteScheduler
 from .schema import SCHEMA
 from .statements import FORGET
+from .watching import QUIET
+
+if TYPE_CHECKING:
+    from without_durability.ledger import Page, Status
+
+    from .steering import Found
 
 __all__ = [
     "BUSY_TIMEOUT",
@@ -44,6 +63,13 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+SWEPT_TOGETHER = 20
+SWEEPING = 0.001
+"""A sweep deletes so many workflows in one transaction, or for so many seconds."""
+
+RESTING = 1.0
+"""How long it rests then, in terms of the time that took."""
 
 GivingBack: TypeAlias = Callable[[StoreCursor, float, "list[Started] | None"], None]
 
@@ -154,3 +180,170 @@ class SqliteDurable:
             return value
 
         return await self._database._write(operation)
+
+    async def status(self, workflow: str) -> Status | None:
+        found = await self._found(workflow)
+        return None if found is None else found.status
+
+    async def _found(self, workflow: str) -> Found | None:
+        from .steering import found
+
+        check_text("workflow", workflow)
+        codec, now = self.checkpointer.codec, self._database._commits.now
+        return await self._database._read(lambda at: found(at, codec, workflow, now()))
+
+    async def list(
+        self,
+        *,
+        state: State | None = None,
+        namespace: str | None = None,
+        prefix: str | None = None,
+        after: int | None = None,
+        limit: int = PAGE,
+    ) -> Page:
+        from without_durability.ledger import check_listing
+
+        from .steering import listed
+
+        check_listing(state, namespace, prefix, after, limit)
+        codec, now = self.checkpointer.codec, self._database._commits.now
+        return await self._database._read(
+            lambda at: listed(at, codec, now(), state, namespace, prefix, after, limit)
+        )
+
+    async def counts(self, namespace: str | None = None) -> dict[State, int]:
+        from .steering import counted
+
+        if namespace is not None:
+            check_text("namespace", namespace)
+        return await self._database._read(lambda connection: counted(connection, namespace))
+
+    async def why(self, workflow: str) -> str:
+        from without_durability.explaining import Standing, explained
+
+        found = await self._found(workflow)
+        now = datetime.fromtimestamp(self._database._commits.now(), UTC)
+        if found is None:
+            return explained(workflow, None, Standing(), now)
+        return explained(workflow, found.status, found.standing, now)
+
+    async def result(self, workflow: str, *, within: timedelta) -> object:
+        """What the body returned, waiting for it (L14).
+
+        An end in this process is noticed at once, one in another within half a second.
+        """
+        from without_durability.ledger import FINISHED, outcome
+
+        check_wait("within", within)
+        check_text("workflow", workflow)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within.total_seconds()
+        pause = self.scheduler.poll_seconds
+        while True:
+            waiting = self._database._endings.join(workflow)
+            try:
+                status = await self.status(workflow)
+                if status is not None and status.state in FINISHED:
+                    return outcome(status)
+                remaining = deadline - loop.time()
+                if remaining <= 0:
+                    raise TimeoutError(f"workflow {shown(workflow)} has not ended")
+                await asyncio.wait(waiting[1:], timeout=min(pause, remaining))
+            finally:
+                self._database._endings.leave(workflow, waiting)
+            pause = min(2 * pause, max(QUIET, self.scheduler.poll_seconds))
+
+    async def retry(self, workflow: str) -> bool:
+        from .steering import retried
+
+        check_text("workflow", workflow)
+
+        def operation(cursor: StoreCursor, now: float) -> bool:
+            return self._readied(cursor, now, workflow, retried(cursor, now, workflow))
+
+        return await self._database._write(operation)
+
+    async def cancel(self, workflow: str, reason: str = "") -> bool:
+        from .steering import cancelled
+
+        check_text("workflow", workflow)
+        check_text("reason", reason)
+        namespace = self.scheduler.namespace
+        detail = self._passes.detail(workflow, Ended(detail={"reason": reason}))
+        return await self._database._write(
+            lambda cursor, now: cancelled(cursor, now, workflow, detail, namespace)
+        )
+
+    async def rewind(self, workflow: str, to: str) -> int:
+        from .steering import rewound
+
+        check_text("workflow", workflow)
+        check_text("step key", to)
+
+        def operation(cursor: StoreCursor, now: float) -> int:
+            done = rewound(cursor, now, workflow, to, self.scheduler.namespace)
+            if done is None:
+                return 0
+            self._readied(cursor, now, workflow, done[1])
+            return done[0]
+
+        return await self._database._write(operation)
+
+    async def fork(self, workflow: str, into: str, *, before: str | None = None) -> int:
+        from .steering import forked
+
+        check_text("workflow", workflow)
+        check_text("into", into)
+        if before is not None:
+            check_text("step key", before)
+
+        def operation(cursor: StoreCursor, now: float) -> int:
+            done = forked(cursor, now, workflow, into, before, self.scheduler.namespace)
+            if done is None:
+                return 0
+            self._readied(cursor, now, into, done[1])
+            return done[0]
+
+        return await self._database._write(operation)
+
+    async def sweep(
+        self,
+        *,
+        older: timedelta,
+        states: Collection[State] = COMPLETED,
+        limit: int = SWEPT,
+    ) -> int:
+        """Delete what finished long ago, a little at a time: others write in between (L13)."""
+        from without_durability.ledger import check_states
+
+        from .steering import swept
+
+        check_wait("older", older)
+        check_limit(limit)
+        chosen = check_states(states)
+        age = older.total_seconds()
+        count = 0
+        while count < limit:
+            most = min(limit - count, SWEPT_TOGETHER)
+            began = 0.0
+
+            def operation(cursor: StoreCursor, now: float, most: int = most) -> int:
+                nonlocal began
+                began = time.monotonic()
+                return swept(cursor, now, chosen, now - age, most, SWEEPING)
+
+            gone = await self._database._write(operation, durable=False)
+            count += gone
+            if not gone:
+                break
+            await asyncio.sleep(RESTING * (time.monotonic() - began))
+        return count
+
+    def _readied(
+        self, cursor: StoreCursor, now: float, workflow: str, namespace: str | None
+    ) -> bool:
+        """Make a workflow ready in its own queue, if there is one."""
+        if namespace is None:
+            return False
+        row = {"namespace": namespace, "workflow": workflow}
+        return self.scheduler._made_ready(cursor, now, row)
