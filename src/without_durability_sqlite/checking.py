@@ -1,4 +1,4 @@
-"""Whatever a file holds that should not be: for `check`, and for tests that break off in between."""
+"""Whatever a file holds that should not be: for `check`, and for tests that break off halfway."""
 
 from __future__ import annotations
 

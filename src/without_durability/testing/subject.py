@@ -10,8 +10,10 @@ from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
 from ..interfaces import Checkpointer, Durable, Scheduler, claimed
+from ..ledger import Failure, Ledger, State, Status, ended, raised
+from ..outcomes import Blocked, Completed, Sleeping
 from ..signals import Fenced
-from ..values import Delivery, Pass
+from ..values import Delivery, Ended, Pass, Started
 from .basics import Clock
 
 T = TypeVar("T")
@@ -32,6 +34,9 @@ NEVER_ISSUED = 10**15
 
 UNSTORABLE: object = (_ for _ in ())
 """A value that no codec can encode: a generator."""
+
+FAILURE = Failure("ShopClosed", "no such card", "Traceback …\nShopClosed: no such card")
+"""What a workflow fails with."""
 
 _PATIENCE = 1.0
 """Seconds of real time in which what was granted to a cancelled caller must be back."""
@@ -124,6 +129,62 @@ class Opened:
     def pass_lease(self) -> None:
         """Let the lease of every delivery run out."""
         self.clock.advance(self.scheduler.lease + SECOND)
+
+    @property
+    def ledger(self) -> Ledger[Any]:
+        """The durable, where it keeps a ledger."""
+        durable: Any = self.durable
+        if not (hasattr(durable, "status") and hasattr(durable, "start_pass")):
+            raise NotApplicable("the durable keeps no ledger")
+        return durable  # type: ignore[no-any-return]
+
+    async def row(self, workflow: str) -> Status:
+        """Where a workflow stands that must be known."""
+        row = await self.ledger.status(workflow)
+        expect(row is not None, f"there is no row of {workflow!r} in the ledger")
+        assert row is not None
+        expect(row.workflow == workflow, f"the status of {workflow!r} is that of {row.workflow!r}")
+        return row
+
+    async def begun(self, workflow: str) -> tuple[Pass, Delivery]:
+        """A pass over the workflow, which must be the one that is ready."""
+        started = await self.ledger.start_pass(await self.taken(workflow), LONG)
+        holder = started.holder
+        expect(holder is not None, f"no pass over {workflow!r} starts: {started}")
+        assert holder is not None
+        return holder, started.delivery
+
+    async def ended(self, workflow: str, end: Ended) -> None:
+        """A pass over the workflow that ends so."""
+        await self.ledger.end_pass(*await self.begun(workflow), end)
+
+    async def brought(self, workflow: str, state: State) -> Status:
+        """A new workflow's row once it is in the state: its value under "k" has arrived.
+
+        A ready one is queued. Others wait for "key" and at "mail", sleep in "nap" for ten minutes,
+        returned "value", failed with `FAILURE` in their first pass, or were cancelled: "enough".
+        """
+        await self.ledger.arrive(workflow, "k", 1)
+        ends: dict[State, Ended] = {
+            "sleeping": ended(Sleeping("nap", self.clock.now() + LONG)),
+            "blocked": ended(Blocked(frozenset({"key"}), frozenset({"mail"}))),
+            "completed": ended(Completed("value")),
+            "failed": raised(FAILURE, None),
+        }
+        if state == "cancelled":
+            await self.ledger.cancel(workflow, "enough")
+        elif state != "ready":
+            await self.ended(workflow, ends[state])
+        row = await self.row(workflow)
+        expect(row.state == state, f"a workflow that is {state} is {row.state} in the ledger")
+        return row
+
+    async def expect_claimable(self, workflow: str, why: str) -> None:
+        """Nobody holds the workflow. Whoever held it last is outranked by this."""
+        holder = await self.checkpointer.claim(workflow, LONG, LONG)
+        expect(holder is not None, f"{why}, and yet {workflow!r} is held")
+        assert holder is not None
+        await self.checkpointer.release(holder)
 
 
 @dataclass(frozen=True, slots=True)
