@@ -13,6 +13,8 @@ def check_text(name: str, text: str) -> None:
 
     Raises `TypeError` for what is not a `str` and `ValueError` for a lone surrogate.
     """
+    if type(text) is str and text.isascii():
+        return
     if not isinstance(text, str):
         raise TypeError(f"{name} must be a str, not {type(text).__name__}: {shown(text)}")
     try:

@@ -60,7 +60,16 @@ def _json() -> tuple[Callable[[object], str], Callable[[str], object]]:
     """Both directions, made once: `json` costs a program that stores nothing some milliseconds."""
     import json
 
-    return json.JSONEncoder(sort_keys=True, allow_nan=False).encode, json.loads
+    read = json.JSONDecoder().raw_decode
+
+    def decode(encoded: str) -> object:
+        try:
+            value, end = read(encoded)
+        except (TypeError, ValueError):
+            end = -1  # space before the value, or none at all: `loads` tells
+        return value if end == len(encoded) else json.loads(encoded)
+
+    return json.JSONEncoder(sort_keys=True, allow_nan=False).encode, decode
 
 
 JSON = JsonCodec()

@@ -348,10 +348,16 @@ def outcome(status: Status) -> object:
         raise WorkflowFailed(status.workflow, status.error or Failure("Error", ""))
     if status.state == "cancelled":
         raise WorkflowCancelled(status.workflow, status.reason)
-    kind = status.detail.get("unstored") if isinstance(status.detail, Mapping) else None
-    if kind is not None:
+    told = status.detail if isinstance(status.detail, Mapping) else {}
+    if "unstored" in told:
         raise TypeError(
-            f"workflow {shown(status.workflow)} completed with a {kind}, which could not be stored"
+            f"workflow {shown(status.workflow)} completed with a {told['unstored']}, "
+            "which could not be stored"
+        )
+    if "unreadable" in told:
+        raise ValueError(
+            f"workflow {shown(status.workflow)} completed, and its result cannot be decoded: "
+            f"{told['unreadable']}"
         )
     return status.result
 

@@ -7,8 +7,7 @@ pass, and the next one must not begin beside them (docs/design.md, "What a workf
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -21,41 +20,35 @@ class Reached(list[Suspended]):
     """The suspensions a pass reached; entered around its body, it sees to its steps as well.
 
     On the way out it waits for the steps that the body left running, and passes a cancellation
-    on to them. What a branch begins after that is `Fenced`: its pass is over.
+    on to them. What a branch begins after that is `Fenced`: its pass is over. `on_step` is told
+    what a step has recorded, and the seconds that took.
     """
 
     def __init__(self, on_step: Callable[[str, float], None] | None = None) -> None:
         super().__init__()
-        self._on_step = on_step  # told what a step recorded, and the seconds it took
-        self._steps: dict[asyncio.Future[None], asyncio.Task[object] | None] = {}
+        self.on_step = on_step
+        self._steps: set[Step] = set()
         self._over = False
 
-    @contextmanager
-    def step(self, holder: Pass, key: str) -> Iterator[Callable[[], None]]:
-        """Around one step, which is under way until it ends; `Fenced` once the pass is over.
+    def step(self, holder: Pass, key: str) -> Step:
+        """To be entered around one step, which is under way until it ends."""
+        return Step(self, holder, key)
 
-        What it gives is to be called when the step is on record.
-        """
+    def begin(self, step: Step) -> None:
+        """`Fenced` once the pass is over."""
         if self._over:
             raise Fenced(
-                f"the pass over workflow {shown(holder.workflow)} is over: no step begins in it",
-                workflow=holder.workflow,
-                token=holder.token,
+                f"the pass over workflow {shown(step.holder.workflow)} is over: "
+                "no step begins in it",
+                workflow=step.holder.workflow,
+                token=step.holder.token,
             )
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-        self._steps[done] = asyncio.current_task()
-        began = loop.time()
+        self._steps.add(step)
 
-        def recorded() -> None:
-            if self._on_step is not None:
-                self._on_step(key, loop.time() - began)
-
-        try:
-            yield recorded
-        finally:
-            del self._steps[done]
-            done.set_result(None)
+    def end(self, step: Step) -> None:
+        self._steps.remove(step)
+        if step.awaited is not None:
+            step.awaited.set_result(None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,7 +64,7 @@ class Reached(list[Suspended]):
             if cancellation is not None:
                 self._cancel_steps()
             try:
-                await asyncio.wait(tuple(self._steps))
+                await asyncio.wait([step.ended() for step in self._steps])
             except asyncio.CancelledError as arrived:
                 cancellation = arrived
         self._over = True
@@ -79,6 +72,41 @@ class Reached(list[Suspended]):
             raise cancellation
 
     def _cancel_steps(self) -> None:
-        for task in self._steps.values():
-            if task is not None:
-                task.cancel()
+        for step in self._steps:
+            if step.task is not None:
+                step.task.cancel()
+
+
+class Step:
+    """One step of a pass, from its effect to its record."""
+
+    __slots__ = ("_began", "_key", "_loop", "_reached", "awaited", "holder", "task")
+
+    def __init__(self, reached: Reached, holder: Pass, key: str) -> None:
+        self.holder = holder
+        self.task: asyncio.Task[object] | None = None
+        self.awaited: asyncio.Future[None] | None = None
+        self._reached = reached
+        self._key = key
+        self._loop = asyncio.get_running_loop()
+        self._began = 0.0
+
+    def __enter__(self) -> Callable[[], None]:
+        """What to call once the step is on record."""
+        self._reached.begin(self)
+        self.task = asyncio.current_task()
+        self._began = self._loop.time()
+        return self._recorded
+
+    def __exit__(self, *_: object) -> None:
+        self._reached.end(self)
+
+    def ended(self) -> asyncio.Future[None]:
+        """A future for its end."""
+        if self.awaited is None:
+            self.awaited = self._loop.create_future()
+        return self.awaited
+
+    def _recorded(self) -> None:
+        if self._reached.on_step is not None:
+            self._reached.on_step(self._key, self._loop.time() - self._began)

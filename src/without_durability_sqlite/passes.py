@@ -21,16 +21,16 @@ from .statements import (
     END_CLAIM,
     ENDED,
     HOLDS,
+    ONE_MORE,
     PARKED,
     QUEUED,
     STANDING,
     STANDS,
     STARTED,
+    STARTED_FIRST,
 )
 
 Claiming = Callable[[StoreCursor, float, str], Pass | None]
-
-_WITHOUT_LIMIT = 2**62
 
 logger = logging.getLogger("without_durability_sqlite")
 
@@ -78,21 +78,42 @@ class Passes:
         holder = claiming(cursor, now, delivery.workflow)
         if holder is None:
             return Started(delivery, None)
-        limit = _WITHOUT_LIMIT if attempts is None else attempts
-        asked = self._scheduler._row(delivery.workflow) | {"now": now, "attempts": limit}
-        for (attempt,) in cursor.execute(STARTED, asked).fetchall():
-            return Started(delivery, holder, None, attempt)
+        asked: dict[str, Any] = {
+            "namespace": self._scheduler.namespace,
+            "workflow": delivery.workflow,
+            "now": now,
+            "attempt": 1,
+        }
+        for seq, state, spent, in_its_queue in cursor.execute(STANDING, asked).fetchall():
+            asked["seq"] = seq
+            if state == "cancelled":
+                self._drop(cursor, now, delivery, holder)
+                return Started(delivery, None, over="cancelled")
+            if state != "failed":
+                if attempts is not None and spent >= attempts:
+                    self._park(cursor, delivery, spent, asked)
+                    self._drop(cursor, now, delivery, holder)
+                    return Started(delivery, None, None, spent, "parked")
+                asked["attempt"] = spent + 1
+            cursor.execute(ONE_MORE if state == "ready" and in_its_queue else STARTED, asked)
+            return Started(delivery, holder, None, asked["attempt"])
+        cursor.execute(STARTED_FIRST, asked)
+        return Started(delivery, holder, None, 1)
+
+    def _drop(self, cursor: StoreCursor, now: float, delivery: Delivery, holder: Pass) -> None:
+        """There is no pass to run after all."""
         self._checkpointer._releasing(holder)(cursor, now)
         self._scheduler._answering(delivery)(cursor, now)
-        ((state, spent),) = cursor.execute(STANDING, asked).fetchall()
-        if state == "cancelled":
-            return Started(delivery, None, over="cancelled")
+
+    def _park(
+        self, cursor: StoreCursor, delivery: Delivery, spent: int, asked: dict[str, Any]
+    ) -> None:
+        """Its attempts are used up, by passes that did not live to say so."""
         from without_durability.ledger import error_detail, used_up
 
         detail = self.detail(delivery.workflow, Ended(detail=error_detail(used_up(spent))))
         cursor.execute(PARKED, asked | {"detail": detail})
         cursor.ended.append(delivery.workflow)
-        return Started(delivery, None, None, spent, "parked")
 
     def unclaim(self, cursor: StoreCursor, now: float, started: Started) -> None:
         """Take a start back: it was no attempt."""

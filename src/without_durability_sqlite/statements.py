@@ -178,23 +178,26 @@ ON CONFLICT (workflow) DO UPDATE SET
     attempts = CASE WHEN state = 'failed' THEN 0 ELSE attempts END
 WHERE state <> 'cancelled'"""
 
-# The number of the attempt. No row: the workflow was cancelled or has no attempts left (L3).
-STARTED = """
-INSERT INTO workflow_run (workflow, namespace, state, attempts, created_at, updated_at)
-VALUES (:workflow, :namespace, 'ready', 1, :now, :now)
-ON CONFLICT (workflow) DO UPDATE SET
-    namespace = excluded.namespace, state = 'ready', updated_at = excluded.updated_at,
-    detail = CASE WHEN state = 'ready' THEN detail END,
-    attempts = CASE WHEN state = 'failed' THEN 1 ELSE attempts + 1 END
-WHERE state <> 'cancelled' AND (state = 'failed' OR attempts < :attempts)
-RETURNING attempts"""
+# Where a workflow stands when a pass on it is to start. No row: it never arrived.
+STANDING = """
+SELECT seq, state, attempts, namespace = :namespace FROM workflow_run WHERE workflow = :workflow"""
 
-STANDING = "SELECT state, attempts FROM workflow_run WHERE workflow = :workflow"
+# One more pass over what was ready, which touches no index; then over what was not.
+ONE_MORE = "UPDATE workflow_run SET attempts = :attempt, updated_at = :now WHERE seq = :seq"
+
+STARTED = """
+UPDATE workflow_run SET namespace = :namespace, state = 'ready', attempts = :attempt,
+    detail = CASE WHEN state = 'ready' THEN detail END, updated_at = :now
+WHERE seq = :seq"""
+
+STARTED_FIRST = """
+INSERT INTO workflow_run (workflow, namespace, state, attempts, created_at, updated_at)
+VALUES (:workflow, :namespace, 'ready', :attempt, :now, :now)"""
 
 # Its attempts are used up: the last error stands, if there is one.
 PARKED = """
 UPDATE workflow_run SET state = 'failed', detail = coalesce(detail, :detail), updated_at = :now
-WHERE workflow = :workflow"""
+WHERE seq = :seq"""
 
 ENDED = """
 UPDATE workflow_run SET state = coalesce(:state, state),

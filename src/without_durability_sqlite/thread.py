@@ -51,6 +51,19 @@ def _known() -> list[DatabaseThread]:
     return [thread for known in _threads.valuerefs() if (thread := known()) is not None]
 
 
+_here = os.getpid()
+"""This process, known without asking: that would cost as much as the rest of a call's way in."""
+
+
+def _forked() -> None:
+    global _here
+    _here = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 class Abandoned(BaseException):
     """The caller of a job is gone: whatever has not begun shall not happen (C17)."""
 
@@ -345,7 +358,7 @@ class DatabaseThread:
 
     def check_caller(self) -> asyncio.AbstractEventLoop:
         """The running loop, if it may use the thread now; `RuntimeError` saying why it may not."""
-        if os.getpid() != self.pid:
+        if _here != self.pid:
             self.check_process()
         job = _inside.get()
         if job is not None and job.runs_on(self):
