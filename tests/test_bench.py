@@ -30,6 +30,11 @@ FIGURES = {
     "import": {"own share": (12, 8)},
     "memory": {"Python's": (1, 1), "the process's, traced": (None, None)},
     "growth": dict.fromkeys(("next_ready", "arrive", "done", "append"), (1.5, 1.2)),
+    "listing": dict.fromkeys(
+        ("status", "counts", "list", "list of a state", "list of a queue", "list by prefix"),
+        (1.5, 1.2),
+    ),
+    "sweeping": {"p99 of others": (2, 1.5), "rate": (None, None)},
 }
 
 

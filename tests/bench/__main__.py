@@ -26,6 +26,7 @@ import footprint
 import growth
 import loading
 import machine
+import operating
 import processes
 import recording
 import waking
@@ -35,7 +36,7 @@ from table import HEADINGS, Row, line
 
 FIGURES = {
     figure.name: figure
-    for module in (recording, working, waking, loading, processes, footprint, growth)
+    for module in (recording, working, waking, loading, processes, footprint, growth, operating)
     for figure in module.FIGURES
 }
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import os
 import random
 import sqlite3
+import statistics
 import sys
 import time
 import tracemalloc
@@ -49,6 +51,24 @@ async def recording(path: Path) -> None:
             return {"rate": (number - first) / (ended - began), "worst": worst}
 
         await answering(record)
+
+
+async def pacing(path: Path) -> None:
+    """Record every few milliseconds for so many seconds: the p99 of the waits, in milliseconds."""
+    async with opened(path) as durable:
+        (holder,) = await passes(durable, 1, f"process {os.getpid()}")
+        numbers = itertools.count()
+
+        async def paced(seconds: float) -> dict[str, float]:
+            waits: list[float] = []
+            until = time.perf_counter() + seconds
+            while (called := time.perf_counter()) < until:
+                await durable.checkpointer.record(holder, f"step {next(numbers)}", "done")
+                waits.append(1000 * (time.perf_counter() - called))
+                await asyncio.sleep(random.uniform(0.002, 0.006))
+            return {"p99": statistics.quantiles(waits, n=100, method="inclusive")[98]}
+
+        await answering(paced)
 
 
 async def arriving(path: Path) -> None:
@@ -137,7 +157,7 @@ def resident_bytes() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-PARTS = {part.__name__: part for part in (recording, arriving, idling, growing)}
+PARTS = {part.__name__: part for part in (recording, pacing, arriving, idling, growing)}
 
 if __name__ == "__main__":
     asyncio.run(PARTS[sys.argv[1]](Path(sys.argv[2])))
