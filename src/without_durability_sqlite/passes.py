@@ -180,16 +180,19 @@ class Passes:
         """
         if ended.detail is None:
             return None
-        details = [ended.detail]
-        if ended.state == "completed" and isinstance(ended.detail, dict):
-            from without_durability.ledger import unstored
+        from without_durability.ledger import unstored
 
-            details.append(unstored(ended.detail.get("result")))
+        value = ended.detail.get("result") if isinstance(ended.detail, dict) else ended.detail
+        details = [ended.detail, unstored(value)] if ended.state == "completed" else [ended.detail]
         for detail in details:
             try:
                 return self._checkpointer._encoded(workflow, "the ledger's detail", detail)[0]
-            except (TypeError, ValueError) as error:
-                logger.warning("what became of workflow %s is not kept: %s", shown(workflow), error)
+            except (TypeError, ValueError):
+                logger.warning(
+                    "what workflow %s came to, of type %s, cannot be stored and is not kept",
+                    shown(workflow),
+                    type(value).__qualname__,
+                )
         return None
 
 
