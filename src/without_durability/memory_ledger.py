@@ -156,6 +156,8 @@ class MemoryDurable:
         run = self.runs.get(workflow)
         if run is None or run.state == "cancelled":
             return
+        if ended.state is None and ended.attempts is None:
+            return
         state = run.state if ended.state is None else ended.state
         detail = run.detail if ended.state is None else detail
         attempts = run.attempts if ended.attempts is None else ended.attempts
@@ -256,7 +258,7 @@ class MemoryDurable:
         check_text("workflow", workflow)
         check_text("to", to)
         records = self.checkpointer.hashes.get(workflow, {})
-        if workflow not in self.runs and not records:
+        if not self._is_known(workflow):
             return 0
         if to not in records or _from_outside(to, records[to]):
             raise ValueError(f"no pass of workflow {shown(workflow)} has recorded {shown(to)}")
@@ -276,10 +278,12 @@ class MemoryDurable:
             check_text("before", before)
         store = self.checkpointer
         records = store.hashes.get(workflow, {})
-        if workflow not in self.runs and not records:
+        if not self._is_known(workflow):
             return 0
-        if into == workflow or into in self.runs or store.hashes.get(into) or into in store.claims:
-            raise ValueError(f"workflow {shown(into)} exists already")
+        if self._is_known(into):
+            raise ValueError(
+                f"workflow {shown(into)} exists: a fork begins under an id that is new"
+            )
         if before is not None and before not in records:
             raise ValueError(f"workflow {shown(workflow)} has no record of {shown(before)}")
         now = store._moment()
@@ -356,11 +360,21 @@ class MemoryDurable:
         alive = self.checkpointer._alive(workflow)
         return alive is None and not self.scheduler._queued(workflow)
 
+    def _is_known(self, workflow: str) -> bool:
+        """Whether there is a row, a record, a live claim or a wakeup."""
+        recorded = bool(self.checkpointer.hashes.get(workflow))
+        return workflow in self.runs or recorded or not self._at_rest(workflow)
+
     def _status(self, run: MemoryRun) -> Status:
         detail = run.detail
         if detail is not None:
-            detail = decoded(self.checkpointer.codec, run.workflow, _DETAIL, detail)
+            try:
+                detail = self.checkpointer.codec.decode(detail)
+            except Exception as error:  # one bad row is nobody else's harm
+                detail = {"unreadable": str(error) or type(error).__name__}
         due = self.scheduler.sleeping.get(run.workflow)
+        if due is None and run.state == "sleeping":
+            due = due_of(detail)
         return Status(
             seq=run.seq,
             workflow=run.workflow,
@@ -370,7 +384,7 @@ class MemoryDurable:
             attempts=run.attempts,
             created_at=run.created_at,
             updated_at=run.updated_at,
-            running=self.checkpointer._alive(run.workflow) is not None,
+            running=run.state == "ready" and self.checkpointer._alive(run.workflow) is not None,
             due=due if due is not None and due > self.checkpointer._moment() else None,
         )
 
@@ -422,7 +436,7 @@ def _ended_detail(codec: CheckpointCodec[Any], workflow: str, ended: Ended) -> A
             return encoded(codec, workflow, _DETAIL, detail)[0]
         except (TypeError, ValueError):
             logger.warning(
-                "workflow %s ended with a %s that cannot be stored: it is not kept",
+                "what workflow %s came to, of type %s, cannot be stored and is not kept",
                 shown(workflow),
                 type(value).__qualname__,
             )

@@ -152,8 +152,7 @@ class Passes:
                 asked |= {"state": "ready", "attempts": 0}  # made ready meanwhile: a new chance
                 if ended.state != "failed":
                     asked["detail"] = None
-            cursor.execute(ENDED, asked)
-            if asked["state"] in ("completed", "failed"):
+            if touched(cursor, ENDED, asked) and asked["state"] in ("completed", "failed"):
                 cursor.ended.append(holder.workflow)
 
         return operation

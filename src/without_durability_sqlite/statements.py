@@ -199,10 +199,11 @@ PARKED = """
 UPDATE workflow_run SET state = 'failed', detail = coalesce(detail, :detail), updated_at = :now
 WHERE seq = :seq"""
 
+# No row touched: it was cancelled or deleted since, and stays so.
 ENDED = """
 UPDATE workflow_run SET state = coalesce(:state, state),
     detail = CASE WHEN :state IS NULL THEN detail ELSE :detail END,
     attempts = coalesce(:attempts, attempts), updated_at = :now
-WHERE workflow = :workflow"""
+WHERE workflow = :workflow AND state <> 'cancelled'"""
 
 FORGET = "DELETE FROM workflow_run WHERE workflow = :workflow"

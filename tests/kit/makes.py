@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from stores import over_memory, over_sqlite
-from without_durability import Durable, MemoryCheckpointer, MemoryScheduler, SplitDurable
+from without_durability import (
+    Durable,
+    MemoryCheckpointer,
+    MemoryDurable,
+    MemoryScheduler,
+    SplitDurable,
+)
 from without_durability.testing import Clock, Marks
 from without_durability_sqlite import connect, migrate
 
@@ -23,6 +29,13 @@ MARKS = "CREATE TABLE IF NOT EXISTS mark (mark TEXT NOT NULL)"
 @asynccontextmanager
 async def memory(clock: Clock) -> AsyncIterator[Durable[Any]]:
     yield over_memory(clock).durable
+
+
+@asynccontextmanager
+async def memory_ledger(clock: Clock) -> AsyncIterator[Durable[Any]]:
+    yield MemoryDurable(
+        MemoryCheckpointer(clock=clock.seconds, now=clock.now), MemoryScheduler(clock=clock.seconds)
+    )
 
 
 async def marks_in_memory(durable: Any) -> list[str]:

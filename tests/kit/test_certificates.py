@@ -14,7 +14,16 @@ from typing import Any
 
 import pytest
 
-from kit.makes import Disk, Files, Kept, memory, memory_marks, over_file, sqlite_marks
+from kit.makes import (
+    Disk,
+    Files,
+    Kept,
+    memory,
+    memory_ledger,
+    memory_marks,
+    over_file,
+    sqlite_marks,
+)
 from kit.saboteurs import SABOTEURS
 from without_durability import (
     INBOX,
@@ -43,6 +52,8 @@ CLAUSES = [
     *(f"S{number}" for number in range(1, 12)),
     *(f"D{number}" for number in range(1, 5)),
 ]
+LEDGER = [f"L{number}" for number in range(1, 17)]
+CLAUSES += LEDGER
 
 
 def assert_certified(certificate: Certificate, *not_applicable: str) -> None:
@@ -53,7 +64,11 @@ def assert_certified(certificate: Certificate, *not_applicable: str) -> None:
 
 
 async def test_the_memory_stores_are_certified() -> None:
-    assert_certified(await certify(memory, marks=memory_marks), "C11")
+    assert_certified(await certify(memory, marks=memory_marks), "C11", *LEDGER)
+
+
+async def test_the_memory_stores_are_certified_with_a_ledger() -> None:
+    assert_certified(await certify(memory_ledger, marks=memory_marks), "C11")
 
 
 async def test_a_file_is_certified(tmp_path: Path) -> None:
@@ -274,7 +289,7 @@ async def test_a_store_that_commits_no_effects_is_certified_without_them() -> No
             raise NotImplementedError
 
     certificate = await certify(sabotaged(NoEffects))
-    assert_certified(certificate, "C11", "C12")
+    assert_certified(certificate, "C11", "C12", *LEDGER)
 
 
 async def test_a_check_that_hangs_has_failed_and_the_others_go_on(monkeypatch) -> None:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kit.makes import memory, over_file
 from stores import over_memory
-from without_durability import MemoryCheckpointer, MemoryScheduler, SplitDurable
+from without_durability import (
+    Ended,
+    Fenced,
+    MemoryCheckpointer,
+    MemoryDurable,
+    MemoryScheduler,
+    SplitDurable,
+)
 from without_durability.testing import CrashReport, Unfinished, crash_everywhere, crashing
 
 DAY = timedelta(days=1)
@@ -380,3 +389,124 @@ async def test_what_a_body_raised_is_in_the_text_about_it() -> None:
 
     with pytest.raises(Unfinished, match=r"within 2 passes: LookupError\('the reason'\)"):
         await crash_everywhere(body, memory, passes=2)
+
+
+# --- over a ledger ------------------------------------------------------------------------------
+
+Ends = list[tuple[str, int, object, object]]
+
+
+def watched(make: Any, ends: Ends, *, over: Callable[[Any], Any] = lambda durable: durable) -> Any:
+    """As `make`, and note how each run has left the ledger."""
+
+    @asynccontextmanager
+    async def watching(clock):
+        async with make(clock) as durable:
+            yield over(durable)
+            status = await durable.status("w")
+            queued = await durable.scheduler.next_ready(timedelta(0))
+            ends.append((status.state, status.attempts, status.result, queued))
+
+    return watching
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def ledger(request: pytest.FixtureRequest) -> Any:
+    @asynccontextmanager
+    async def in_memory(clock):
+        yield MemoryDurable(
+            MemoryCheckpointer(clock=clock.seconds, now=clock.now),
+            MemoryScheduler(clock=clock.seconds),
+        )
+
+    return in_memory if request.param == "memory" else partial(over_file, ":memory:")
+
+
+async def test_a_ledger_knows_the_end_wherever_the_process_dies(ledger: Any) -> None:
+    ends: Ends = []
+
+    async def flaky():
+        if next(tries) % 3 == 0:
+            raise ConnectionError("not yet")
+        return 1
+
+    tries = itertools.count()
+
+    async def body(run):
+        await run.step("price", nothing, int)
+        await run.sleep("cooling off", DAY)
+        by = await run.awaiting("approved by", str)
+        await run.step("pay", flaky, int)
+        (said,) = await run.receive("said")
+        return [by, said.value]
+
+    report = await crash_everywhere(
+        body, watched(ledger, ends), answers={"approved by": "Ada"}, messages=["yes"]
+    )
+    assert report.equal, str(report)
+    assert len(ends) > report.crashes > 60
+    assert {*map(str, ends)} == {str(("completed", 0, ["Ada", "yes"], None))}
+
+
+async def test_a_pass_over_a_ledger_dies_before_and_after_each_call_of_either_way() -> None:
+    passes = itertools.count(1)
+
+    @asynccontextmanager
+    async def make(clock):
+        nonlocal passes
+        passes = itertools.count(1)
+        async with over_file(":memory:", clock) as durable:
+            yield durable
+
+    async def body(run):
+        return next(passes)
+
+    report = await crash_everywhere(body, make)
+    assert crashes(report) == ["before end_pass"]  # where another pass was made after it
+    calls = ["wake_due", "next_ready", "start_pass", "end_pass"]
+    when_idle = ["wake_due", "next_ready", "reclaim"]
+    together = ["start_passes", "start_passes"]
+    assert report.crashes == 2 * len(calls + when_idle + together)
+
+
+async def test_a_ledger_that_does_not_hear_of_the_end_is_reported() -> None:
+    class Deaf:
+        """Ends no pass as a ledger must."""
+
+        def __init__(self, durable):
+            self._durable = durable
+
+        def __getattr__(self, name):
+            return getattr(self._durable, name)
+
+        async def end_pass(self, holder, delivery, ended):
+            await self._durable.end_pass(holder, delivery, Ended(ended.due))
+
+    async def body(run):
+        await run.step("a", nothing, int)
+
+    make = watched(partial(over_file, ":memory:"), [], over=Deaf)
+    report = await crash_everywhere(body, make)
+    assert not report.equal
+    assert report.differences[0].crash == "nowhere"
+    assert report.differences[0].differences == (
+        "the ledger says that it is ready with 1 attempts",
+    )
+    assert "before start_pass" in crashes(report)
+
+
+async def test_a_workflow_that_cancels_itself_is_told_so(ledger: Any) -> None:
+    @asynccontextmanager
+    async def make(clock):
+        nonlocal durable
+        async with ledger(clock) as durable:
+            yield durable
+
+    durable: Any = None
+
+    async def body(run):
+        await run.step("cancel", lambda: durable.cancel("w"), bool)
+
+    with pytest.raises(Unfinished, match="or was cancelled") as unfinished:
+        await crash_everywhere(body, make)
+    assert isinstance(unfinished.value.__cause__, Fenced)

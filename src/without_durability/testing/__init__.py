@@ -11,6 +11,10 @@ from . import (
     claims_contract,
     deliveries_contract,
     durable_contract,
+    ledger_contract,
+    ledger_reading_contract,
+    ledger_starts_contract,
+    ledger_steering_contract,
     records_contract,
     refusals_contract,
     scheduler_contract,
@@ -22,6 +26,10 @@ from .crash_report import Crashed, CrashReport, StepReport
 from .crashing import Unfinished, crash_everywhere
 from .deliveries_contract import *  # noqa: F403
 from .durable_contract import *  # noqa: F403
+from .ledger_contract import *  # noqa: F403
+from .ledger_reading_contract import *  # noqa: F403
+from .ledger_starts_contract import *  # noqa: F403
+from .ledger_steering_contract import *  # noqa: F403
 from .records_contract import *  # noqa: F403
 from .refusals_contract import *  # noqa: F403
 from .scheduler_contract import *  # noqa: F403
@@ -52,3 +60,7 @@ __all__ += refusals_contract.__all__
 __all__ += scheduler_contract.__all__
 __all__ += deliveries_contract.__all__
 __all__ += durable_contract.__all__
+__all__ += ledger_contract.__all__
+__all__ += ledger_reading_contract.__all__
+__all__ += ledger_starts_contract.__all__
+__all__ += ledger_steering_contract.__all__

@@ -11,6 +11,10 @@ from . import (
     claims_contract,
     deliveries_contract,
     durable_contract,
+    ledger_contract,
+    ledger_reading_contract,
+    ledger_starts_contract,
+    ledger_steering_contract,
     records_contract,
     refusals_contract,
     scheduler_contract,
@@ -37,15 +41,19 @@ _BY_CLAUSE: dict[str, Check] = {
         scheduler_contract,
         deliveries_contract,
         durable_contract,
+        ledger_contract,
+        ledger_reading_contract,
+        ledger_starts_contract,
+        ledger_steering_contract,
     )
     for name in module.__all__
 }
 
 CHECKS: dict[str, Check] = {
     clause: _BY_CLAUSE[clause]
-    for clause in sorted(_BY_CLAUSE, key=lambda clause: ("CSD".index(clause[0]), int(clause[1:])))
+    for clause in sorted(_BY_CLAUSE, key=lambda clause: ("CSDL".index(clause[0]), int(clause[1:])))
 }
-"""Each clause's check, in the order of the contract: C1…, S1…, D1…."""
+"""Each clause's check, in the order of the contract: C1…, S1…, D1…, L1…."""
 
 
 @dataclass(frozen=True, slots=True)

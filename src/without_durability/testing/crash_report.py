@@ -39,7 +39,8 @@ class CrashReport:
     """`result` and `records` of the uninterrupted run, and what the crashes changed.
 
     `crashes` counts them. `steps` are in the order they were reached. `differences` hold every
-    crash that changed the result or the records. What differs between two *uninterrupted* runs
+    crash that changed the result or the records, or after which a ledger disagrees about the end
+    (without a crash, it says `nowhere`). What differs between two *uninterrupted* runs
     (a random id, a time of day) is `unsteady`: its value cannot be compared.
     """
 

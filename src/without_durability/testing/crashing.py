@@ -11,13 +11,14 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ..interfaces import Durable, Effect
+from ..ledger import ended, failure_of, raised
 from ..outcomes import Blocked, Completed, InputNeeded, MessageNeeded, Sleeping, Suspended
-from ..signals import Contended
-from ..stepwise import Outcome, Run, resume
-from ..values import BUDGET, INBOX, LEASE, shown
+from ..signals import Contended, Fenced
+from ..stepwise import Outcome, Run, extending, resume_from
+from ..values import INBOX, LEASE, Ended, shown
 from .basics import Clock
 from .crash_report import RESULT, Crashed, CrashReport, StepReport
-from .mortal import MortalRun, MortalStore, Process, Seen
+from .mortal import TOGETHER, MortalDurable, MortalRun, Process, Seen
 from .subject import is_told_to_end
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ PAUSE = SECOND
 
 _UNDER_ANOTHER_CLOCK = (
     "either the store loses wakeups, or `make` does not give it the clock it was handed, "
-    "or the workflow deleted itself"
+    "or the workflow deleted itself, or was cancelled"
 )
 
 GRACE = 5.0
@@ -59,7 +60,9 @@ async def crash_everywhere(
     """Run the workflow to its end, then once more for every place where its process could die.
 
     It can die before and after each call of a store, and after each effect before its record. A
-    new process then takes over what is left, once the leases are over, and goes on to the end.
+    new process then takes over what is left, once the leases are over, and goes on to the end. A
+    durable that keeps a ledger is called as workers call it, in either way that it offers, and its
+    ledger must know the end.
     `make(clock)` is entered for each run: it opens an empty store under the clock, and is the
     place to set up a new outside world for the effects.
 
@@ -72,16 +75,19 @@ async def crash_everywhere(
     process died. What else happens after a crash is never raised, but reported.
     """
     runs = _Runs(body, make, workflow, dict(answers), tuple(messages), passes)
-    plain, again = await runs.without_a_crash(), await runs.without_a_crash()
+    plain, again = [await runs.without_a_crash(many=many) for many in (False, True)]
     steps = {
         key: StepReport(key, kind, plain.seen.effects[key], "")
         for key, kind in plain.seen.kinds.items()
     }
     unsteady = {what for what, _ in _differences(plain, again)}
-    differences: list[Crashed] = []
+    differences = [Crashed("nowhere", (plain.ledger,))] if plain.ledger is not None else []
     crashes = 0
-    for place in range(plain.places):
-        ended = await runs.dying_at(place)
+    places = [(False, place) for place in range(len(plain.places))]
+    # Between a take and its answer both ways are the same.
+    places += ((True, at) for at, name in enumerate(again.places) if name.endswith(TOGETHER))
+    for many, place in places:
+        ended = await runs.dying_at(place, many=many)
         if ended.crash is None:
             continue
         crashes += 1
@@ -90,6 +96,8 @@ async def crash_everywhere(
             if key not in steps or steps[key].runs < count:
                 steps[key] = StepReport(key, kind, count, ended.crash)
         changed = [text for what, text in _differences(plain, ended) if what not in unsteady]
+        if ended.ledger is not None:
+            changed.append(ended.ledger)
         if changed:
             differences.append(Crashed(ended.crash, tuple(changed)))
     return CrashReport(
@@ -106,11 +114,15 @@ async def crash_everywhere(
 class _Ended:
     """What a run came to, and the crash on the way there."""
 
+    many: bool = False
+    """Whether deliveries are taken and their passes started at one go, where that is offered."""
     seen: Seen = field(default_factory=Seen)
-    places: int = 0
+    places: list[str] = field(default_factory=list)
     crash: str | None = None
     result: object = None
     records: dict[str, object] = field(default_factory=dict)
+    ledger: str | None = None
+    """What the ledger says of the end, where it is not that."""
     unfinished: str | None = None
 
 
@@ -132,13 +144,13 @@ class _Runs:
     messages: tuple[object, ...]
     passes: int
 
-    async def without_a_crash(self) -> _Ended:
-        ended = _Ended()
+    async def without_a_crash(self, *, many: bool) -> _Ended:
+        ended = _Ended(many)
         await self._run(ended, None)
         return ended
 
-    async def dying_at(self, place: int) -> _Ended:
-        ended = _Ended()
+    async def dying_at(self, place: int, *, many: bool) -> _Ended:
+        ended = _Ended(many)
         try:
             await self._run(ended, place)
         except Immortal:
@@ -153,13 +165,15 @@ class _Runs:
             await durable.scheduler.prepare()
             await durable.scheduler.make_ready(self.workflow)
             process = Process(ended.seen, dying_at)
+            mortal = MortalDurable(durable, process, many=ended.many)
             left, answered = _Left(), _Answered(self, durable)
             passes = 0
             while passes < self.passes:
-                made = await self._lived(process, durable, clock, left)
+                made = await self._lived(process, mortal, clock, left)
                 if process.died is not None:
                     ended.crash = process.died
                     process = Process(ended.seen)
+                    mortal = MortalDurable(durable, process, many=ended.many)
                     clock.advance(max(durable.scheduler.lease, LEASE) + SECOND)
                 elif made:
                     passes += 1
@@ -167,6 +181,7 @@ class _Runs:
                     ended.places = process.places
                     ended.result = left.outcome.value
                     ended.records = await self._records(durable, ended.seen)
+                    ended.ledger = await self._disagreement(durable)
                     return
                 elif not await answered.by(left.reached):
                     _wait(clock, left)
@@ -174,10 +189,10 @@ class _Runs:
         raise Unfinished(f"it did not end within {self.passes} passes{why}") from left.error
 
     async def _lived(
-        self, process: Process, durable: Durable[Any], clock: Clock, left: _Left
+        self, process: Process, mortal: MortalDurable, clock: Clock, left: _Left
     ) -> bool:
         """One pass of a process that may die in it; whether there was anything to do."""
-        process.task = asyncio.ensure_future(self._passed(process, durable, clock, left))
+        process.task = asyncio.ensure_future(self._passed(process, mortal, clock, left))
         warned = False
         loop = asyncio.get_running_loop()
         until = loop.time() + HANG
@@ -202,46 +217,50 @@ class _Runs:
         return False
 
     async def _passed(
-        self, process: Process, durable: Durable[Any], clock: Clock, left: _Left
+        self, process: Process, mortal: MortalDurable, clock: Clock, left: _Left
     ) -> bool:
         """A delivery's way through a worker, from its take to its answer."""
-        store: Any = MortalStore(durable.checkpointer, process)
-        queue: Any = MortalStore(durable.scheduler, process)
-        await queue.wake_due(clock.now())
-        delivery = await queue.next_ready(timedelta(0)) or await queue.reclaim(queue.lease)
-        if delivery is None:
+        started = await mortal.start(self.workflow, clock.now())
+        if started is None:
             return False
-        if delivery.workflow != self.workflow:  # an effect's own doing
-            return True
-        holder = await store.claim(self.workflow, BUDGET, queue.lease)
+        if started.delivery.workflow != self.workflow or started.over is not None:
+            return True  # an effect's own doing
+        holder = started.holder
         if holder is None:
             left.error = Contended(
                 "the claim of a dead process does not lapse: does `make` give "
                 "the store the clock it was handed?",
                 workflow=self.workflow,
             )
-            await queue.wake_at(delivery, clock.now() + PAUSE)
+            await mortal.end(started, Ended(clock.now() + PAUSE))
             return True
         runs: list[MortalRun] = []
+        store = mortal.checkpointer
 
         async def body(run: Run[Any]) -> object:
             runs.append(MortalRun.over(run, process))
             return await self.body(runs[0])
 
         try:
-            left.outcome = await resume(holder, store, body, now=clock.now)
+            recorded = started.recorded
+            if recorded is None:
+                recorded = await store.load(self.workflow)
+            buy = extending(store, now=clock.now)
+            left.outcome = await resume_from(
+                recorded, holder, store, body, extend=buy, now=clock.now
+            )
+            how = ended(left.outcome)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             if process.died is not None or _was_cancelled(error):
                 raise
-            left.outcome, left.error = Sleeping("", clock.now() + PAUSE), error
+            due = clock.now() + PAUSE
+            left.outcome, left.error = Sleeping("", due), error
+            lost = isinstance(error, (Fenced, Contended))
+            how = Ended(due) if lost else raised(failure_of(error), due)
         left.reached = tuple(runs[0].reached) if runs else ()
-        await store.release(holder)
-        if isinstance(left.outcome, Sleeping):
-            await queue.wake_at(delivery, left.outcome.due)
-        else:
-            await queue.done(delivery)
+        await mortal.end(started, how)
         return True
 
     async def _records(self, durable: Durable[Any], seen: Seen) -> dict[str, object]:
@@ -262,6 +281,18 @@ class _Runs:
                 value = names.get(value, value)
             records[names.get(key, key)] = value
         return records
+
+    async def _disagreement(self, durable: Any) -> str | None:
+        """What a ledger says of a workflow that has completed, unless it says just that."""
+        if not all(hasattr(durable, call) for call in ("start_pass", "end_pass", "status")):
+            return None
+        status = await durable.status(self.workflow)
+        if status is None:
+            return "the ledger knows nothing of it"
+        if (status.state, status.attempts) == ("completed", 0):
+            return None
+        counted = f" with {status.attempts} attempts" if status.attempts else ""
+        return f"the ledger says that it is {status.state}{counted}"
 
 
 @dataclass(slots=True)

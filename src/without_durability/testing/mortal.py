@@ -8,12 +8,12 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from ..interfaces import Checkpointer, Scheduler
+from ..interfaces import Checkpointer, PassDurable, PassesDurable, Scheduler
 from ..stepwise import Parse, Run
-from ..values import Entry, Pass
+from ..values import BUDGET, Ended, Entry, Pass, Started
 from .crash_report import Kind
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Process:
 
     def __init__(self, seen: Seen, dying_at: int | None = None) -> None:
         self.seen = seen
-        self.places = 0
+        self.places: list[str] = []
         self.died: str | None = None
         self.task: asyncio.Task[Any] | None = None
         self._loop = asyncio.get_running_loop()
@@ -48,9 +48,9 @@ class Process:
 
     def place(self, where: str) -> None:
         """A place where the process could die, on any thread; `Died` when it does or has."""
-        if self.died is None and self.places == self._dying_at:
+        if self.died is None and len(self.places) == self._dying_at:
             self.died = where
-        self.places += 1
+        self.places.append(where)
         self.check_alive()
 
     def check_alive(self) -> None:
@@ -68,7 +68,7 @@ class Process:
 
 _CALLS = frozenset(
     name
-    for protocol in (Checkpointer, Scheduler)
+    for protocol in (Checkpointer, Scheduler, PassDurable, PassesDurable)
     for name, call in vars(protocol).items()
     if inspect.iscoroutinefunction(call)
 )
@@ -129,6 +129,53 @@ class MortalStore:
             self._process.check_alive()  # it may have died inside, on the store's thread
         self._process.place(f"after {name}")
         return answer
+
+
+TOGETHER = "start_passes"
+"""The call that takes deliveries and starts their passes at one go."""
+
+
+class MortalDurable:
+    """A durable as the worker of a mortal process uses it: whole passes, where it offers these.
+
+    With `many` a delivery is taken and its pass started at one go, where the durable does that.
+    """
+
+    def __init__(self, durable: Any, process: Process, *, many: bool) -> None:
+        self.checkpointer: Any = MortalStore(durable.checkpointer, process)
+        self.scheduler: Any = MortalStore(durable.scheduler, process)
+        self._calls: Any = MortalStore(durable, process)
+        self._whole = hasattr(durable, "start_pass") and hasattr(durable, "end_pass")
+        self._many = many and self._whole and hasattr(durable, TOGETHER)
+
+    async def start(self, workflow: str, now: datetime) -> Started | None:
+        """The next delivery there is, with a pass on it where it is the workflow's."""
+        if self._many:
+            for started in await self._calls.start_passes(1, timedelta(0), BUDGET):
+                return started  # type: ignore[no-any-return]
+            return None
+        queue = self.scheduler
+        await queue.wake_due(now)
+        delivery = await queue.next_ready(timedelta(0)) or await queue.reclaim(queue.lease)
+        if delivery is None:
+            return None
+        if delivery.workflow != workflow:
+            return Started(delivery, None)
+        if self._whole:
+            return await self._calls.start_pass(delivery, BUDGET)  # type: ignore[no-any-return]
+        return Started(delivery, await self.checkpointer.claim(workflow, BUDGET, queue.lease))
+
+    async def end(self, started: Started, how: Ended) -> None:
+        """Release the claim, if there is one, and answer the delivery."""
+        if self._whole and started.holder is not None:
+            await self._calls.end_pass(started.holder, started.delivery, how)
+            return
+        if started.holder is not None:
+            await self.checkpointer.release(started.holder)
+        if how.due is not None:
+            await self.scheduler.wake_at(started.delivery, how.due)
+        else:
+            await self.scheduler.done(started.delivery)
 
 
 @dataclass(frozen=True, slots=True)

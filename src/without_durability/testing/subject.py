@@ -13,7 +13,7 @@ from ..interfaces import Checkpointer, Durable, Scheduler, claimed
 from ..ledger import Failure, Ledger, State, Status, ended, raised
 from ..outcomes import Blocked, Completed, Sleeping
 from ..signals import Fenced
-from ..values import Delivery, Ended, Pass, Started
+from ..values import Delivery, Ended, Pass
 from .basics import Clock
 
 T = TypeVar("T")

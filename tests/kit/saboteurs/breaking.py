@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from without_durability import MemoryCheckpointer, MemoryScheduler, Stored
+from without_durability import MemoryCheckpointer, MemoryDurable, MemoryScheduler, Stored
 
 SABOTEURS: list[tuple[str, type, str]] = []
 """The clause, the store that breaks it, and words of the sentence that must say so."""
@@ -32,3 +32,10 @@ class Records(MemoryCheckpointer):
 
 class Queue(MemoryScheduler):
     __slots__ = ()
+
+
+class Rows(MemoryDurable):
+    __slots__ = ()
+
+    def put(self, workflow: str, **changed: Any) -> None:
+        self.runs[workflow] = dataclasses.replace(self.runs[workflow], **changed)
