@@ -17,6 +17,7 @@ PREAMBLE = """
 import asyncio, gc, os, random, signal, sqlite3, sys, threading, time, warnings
 from datetime import UTC, datetime, timedelta
 from without_durability import *
+from without_durability.values import Ended
 from without_durability_sqlite import *
 from without_durability_sqlite.store import transacted
 

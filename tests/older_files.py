@@ -44,6 +44,48 @@ BEFORE_SIGNS_OF_LIFE = (
 )
 
 
+PUBLISHED_AGAIN = PUBLISHED.replace("TABLE", "TABLE IF NOT EXISTS").replace(
+    "CREATE INDEX", "CREATE INDEX IF NOT EXISTS"
+)
+"""What a program of the published design runs whenever it starts."""
+
+VERSION_1 = """
+CREATE TABLE IF NOT EXISTS workflow_checkpoint (
+    seq INTEGER PRIMARY KEY NOT NULL,
+    workflow TEXT NOT NULL,
+    step TEXT NOT NULL,
+    value TEXT NOT NULL,
+    written_at REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
+    UNIQUE (workflow, step)
+);
+CREATE TABLE IF NOT EXISTS workflow_claim (
+    workflow TEXT PRIMARY KEY NOT NULL,
+    token INTEGER NOT NULL,
+    held_until REAL NOT NULL,
+    alive_until REAL NOT NULL,
+    alive_for REAL NOT NULL,
+    seen_at REAL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS workflow_queue (
+    namespace TEXT NOT NULL,
+    workflow TEXT NOT NULL,
+    visible_at REAL NOT NULL,
+    taken TEXT,
+    taken_for REAL,
+    PRIMARY KEY (namespace, workflow)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS workflow_queue_visible_at ON workflow_queue (namespace, visible_at);
+CREATE INDEX IF NOT EXISTS workflow_queue_taken_for
+ON workflow_queue (namespace, visible_at, taken_for) WHERE taken_for IS NOT NULL;
+CREATE TABLE IF NOT EXISTS workflow_schema (
+    version INTEGER PRIMARY KEY NOT NULL,
+    clock_ahead REAL NOT NULL DEFAULT 0
+);
+INSERT OR IGNORE INTO workflow_schema (version) VALUES (1);
+"""
+"""As the release before the ledger made it."""
+
+
 def columns(connection: sqlite3.Connection, table: str) -> dict[str, tuple[str, int, int]]:
     return {
         name: (kind, notnull, key)

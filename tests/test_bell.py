@@ -59,8 +59,10 @@ READIES = {
     "schedule for soon": "s.schedule('v', now + MIN / 600)",
     "wake_at": "s.wake_at(out, now)",
     "wake_at soon": "s.wake_at(out, now + MIN / 600)",
-    "end_pass": "d.end_pass(holder, out, now)",
-    "end_pass soon": "d.end_pass(holder, out, now + MIN / 600)",
+    "end_pass": "d.end_pass(holder, out, Ended(now))",
+    "retry": "d.cancel('v')\n        await d.retry('v')",
+    "rewind": "cp.record(holder, 'k', 1)\n        await d.rewind('v', 'k')",
+    "end_pass soon": "d.end_pass(holder, out, Ended(now + MIN / 600))",
 }
 """What has "v" delivered, which is out with its holder."""
 
@@ -81,7 +83,7 @@ async def test_what_another_process_makes_ready_wakes_one_who_would_look_in_an_h
     async with filed(path, migrated) as database:
         durable = SqliteDurable(SqliteCheckpointer(database), SqliteScheduler(database))
         await durable.scheduler.make_ready("v")
-        ((out, holder, _),) = await durable.start_passes(1, NOW, HOUR)
+        ((out, holder, *_),) = await durable.start_passes(1, NOW, HOUR)
         assert holder is not None
         async with waiting(database) as task:
             child = await asyncio.to_thread(ended, script, path, str(holder.token), out.receipt)

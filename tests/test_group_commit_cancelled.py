@@ -25,15 +25,18 @@ from batches import (
     writes,
 )
 from contract import cancelled
+from steered import TAKEN, steer
 from stores import Stores
 from thread_gates import Gate, fail, until
 from without_durability import JSON, LEASE, Clock, Delivery, Pass
+from without_durability.values import Ended
 from without_durability_sqlite import SqliteCheckpointer, SqliteDurable
 from without_durability_sqlite.errors import operational_error
+from without_durability_sqlite.passes import Passes
 
 MINUTE = timedelta(minutes=1)
 NOW = timedelta(0)
-CONTENTS = ("workflow_checkpoint", "workflow_claim", "workflow_queue", "app")
+CONTENTS = ("workflow_checkpoint", "workflow_claim", "workflow_queue", "workflow_run", "app")
 
 
 @pytest.fixture
@@ -45,6 +48,8 @@ async def stores(path: Path, migrated: Path, clock: Clock) -> AsyncIterator[Stor
 def contents(stores: Stores) -> list[list[tuple[Any, ...]]]:
     return [seen(stores, f"SELECT * FROM {table}") for table in CONTENTS]
 
+
+ENDED = Ended(state="completed", attempts=0)
 
 CALLS: dict[str, Callable[[Stores, Pass, Delivery], Awaitable[object]]] = {
     "record": lambda s, holder, _: s.checkpointer.record(holder, "new", 1),
@@ -64,17 +69,23 @@ CALLS: dict[str, Callable[[Stores, Pass, Delivery], Awaitable[object]]] = {
     "done": lambda s, _, delivery: s.scheduler.done(delivery),
     "wake_at": lambda s, _, delivery: s.scheduler.wake_at(delivery, s.clock.now()),
     "extend a delivery": lambda s, _, delivery: s.scheduler.extend(delivery, 2 * LEASE),
-    "end_pass": lambda s, holder, delivery: s.durable.end_pass(holder, delivery, None),
+    "end_pass": lambda s, holder, delivery: s.durable.end_pass(holder, delivery, ENDED),
+    "start_pass": lambda s, *_: s.durable.start_pass(TAKEN, LEASE),
+    "retry": lambda s, *_: s.durable.retry("failed"),
+    "cancel a workflow": lambda s, *_: s.durable.cancel("w", "enough"),
+    "rewind": lambda s, *_: s.durable.rewind("w", "step"),
+    "fork": lambda s, *_: s.durable.fork("w", "v"),
+    "sweep": lambda s, *_: s.durable.sweep(older=NOW, limit=1),
 }
-UNDONE = ("claim", "extend a delivery")
 
 
 async def held(stores: Stores) -> tuple[Pass, Delivery]:
     """A pass and a delivery of "w", taken before now."""
-    await stores.checkpointer.supply("w", "kept", 1)
-    await stores.scheduler.make_ready("w")
+    await steer(stores.durable)
+    await stores.durable.arrive("w", "kept", 1)
     delivery = await stores.scheduler.next_ready(NOW)
     holder = await holder_of(stores, "w")
+    await stores.checkpointer.record(holder, "step", 1)
     stores.clock.advance(timedelta(seconds=1))
     return holder, delivery
 
@@ -157,6 +168,9 @@ async def test_a_caller_cancelled_after_its_write_began_has_all_of_it_or_it_is_g
     changed = [[row for row in table if "last" not in row] for table in after] != before
     if name == "claim":
         assert await stores.checkpointer.claim("v", LEASE, LEASE), "the grant was not given back"
+    elif name == "start_pass":
+        started = await stores.durable.start_pass(TAKEN, LEASE)
+        assert (started.holder is not None, started.attempt) == (True, 1), "it was an attempt"
     elif name == "extend a delivery":
         assert [row[:3] for row in after[2]] == [row[:3] for row in before[2]]
     else:
@@ -226,15 +240,15 @@ async def test_passes_whose_loading_fails_are_given_back(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ):
     await stores.scheduler.make_ready("w")
-    real = SqliteDurable._with_records
+    real = Passes.with_records
 
     def fails(*_: object, **__: object) -> object:
         raise sqlite3.OperationalError("the reader broke")
 
-    monkeypatch.setattr(SqliteDurable, "_with_records", fails)
+    monkeypatch.setattr(Passes, "with_records", fails)
     with pytest.raises(sqlite3.OperationalError, match="broke"):
         await stores.durable.start_passes(5, NOW, MINUTE)
-    monkeypatch.setattr(SqliteDurable, "_with_records", real)
+    monkeypatch.setattr(Passes, "with_records", real)
     (started,) = await stores.durable.start_passes(5, NOW, MINUTE)
     assert started.holder is not None
 

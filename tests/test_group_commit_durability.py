@@ -25,9 +25,12 @@ from batches import (
     writes,
 )
 from contract import cancelled
+from spied import SpiedDurable, completing, doing
+from steered import TAKEN, steer
 from stores import Stores, over_sqlite
 from thread_gates import in_time
-from without_durability import LEASE, Clock, Delivery, Pass
+from without_durability import LEASE, Clock, Delivery, Pass, Retry, Run
+from without_durability.values import Ended
 from without_durability_sqlite import Database, migrate
 
 MINUTE, NOW = timedelta(minutes=1), timedelta(0)
@@ -68,8 +71,14 @@ DURABLE: dict[str, Call] = {
     "make_ready": lambda s, *_: s.scheduler.make_ready("v"),
     "schedule": lambda s, *_: s.scheduler.schedule("v", s.clock.now()),
     "cancel": lambda s, *_: s.scheduler.cancel("w"),
+    "retry": lambda s, *_: s.durable.retry("failed"),
+    "cancel a workflow": lambda s, *_: s.durable.cancel("w", "enough"),
+    "rewind": lambda s, *_: s.durable.rewind("w", "step"),
+    "fork": lambda s, *_: s.durable.fork("w", "v"),
 }
 """What is on the disk when it returns (C11, the row on power loss in faults.md)."""
+
+ENDED = Ended(state="completed", attempts=0)
 
 RELAXED: dict[str, Call] = {
     "claim": lambda s, *_: s.checkpointer.claim("v", LEASE, LEASE),
@@ -81,16 +90,21 @@ RELAXED: dict[str, Call] = {
     "wake_at": lambda s, _, delivery: s.scheduler.wake_at(delivery, s.clock.now()),
     "extend a delivery": lambda s, _, delivery: s.scheduler.extend(delivery, 2 * LEASE),
     "start_passes": lambda s, *_: s.durable.start_passes(5, NOW, LEASE),
-    "end_pass": lambda s, holder, delivery: s.durable.end_pass(holder, delivery, None),
+    "end_pass": lambda s, holder, delivery: s.durable.end_pass(holder, delivery, ENDED),
+    "start_pass": lambda s, *_: s.durable.start_pass(TAKEN, LEASE),
+    "sweep": lambda s, *_: s.durable.sweep(older=NOW, limit=1),
 }
 
 
 async def held(stores: Stores) -> tuple[Pass, Delivery]:
     """A pass and a delivery of "w"; another workflow is ready."""
-    await stores.scheduler.make_ready("w")
+    await steer(stores.durable)
+    await stores.durable.arrive("w", "kept", 1)
     delivery = await stores.scheduler.next_ready(NOW)
     await stores.scheduler.make_ready("ready")
-    return await holder_of(stores, "w"), delivery
+    holder = await holder_of(stores, "w")
+    await stores.checkpointer.record(holder, "step", 1)
+    return holder, delivery
 
 
 @pytest.mark.parametrize("name", DURABLE)
@@ -107,6 +121,31 @@ async def test_what_power_loss_cannot_hurt_waits_for_no_disk(stores: Stores, nam
     found = levels(connection_of(stores))
     await RELAXED[name](stores, holder, delivery)
     assert found == [NORMAL]
+
+
+async def failing(run: Run[Any]) -> object:
+    await completing(run)
+    raise LookupError("on purpose")
+
+
+async def blocked(run: Run[Any]) -> object:
+    await completing(run)
+    return await run.awaiting("answer", int)
+
+
+@pytest.mark.parametrize("retry", [None, Retry(attempts=1)], ids=["retried", "parked"])
+@pytest.mark.parametrize("body", [completing, blocked, failing])
+async def test_a_whole_pass_waits_for_the_disk_for_what_it_records_alone(
+    stores: Stores, body: Any, retry: Retry | None
+):
+    """The ledger is written in the commits that begin and end it anyway."""
+    durable = SpiedDurable(stores.durable)
+    found = levels(connection_of(stores))
+    await stores.durable.arrive("w", "k", 1)
+    async with doing(stores, body, durable, retry=retry):
+        await durable.answers()
+    assert durable.calls == ["prepare", "start_passes", "record", "end_pass"]
+    assert found == [FULL, NORMAL, FULL, NORMAL], "arrival, start, step, end"
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

@@ -30,6 +30,7 @@ from spied import (
 from stores import Stores, over_sqlite
 from thread_gates import reading, until
 from without_durability import BUDGET, LEASE, Clock, Run, SplitDurable, claimed
+from without_durability.values import Ended
 from without_durability_sqlite import (
     connect,
 )
@@ -40,6 +41,10 @@ stores = pytest.fixture(over_a_file)
 
 def by_single_calls(stores: Stores) -> Any:
     return SplitDurable(stores.checkpointer, stores.scheduler)
+
+
+def one_at_a_time(stores: Stores) -> Any:
+    return SpiedDurable(stores.durable, without={"start_passes"})
 
 
 # --- the same, in fewer trips -------------------------------------------------------------------
@@ -127,7 +132,7 @@ async def test_a_body_leaves_the_same_behind_either_way(
 ):
     monkeypatch.setattr("random.uniform", lambda *_: 1.0)  # no pause is left to chance
     found = []
-    for number, kind in enumerate((at_one_go, by_single_calls)):
+    for number, kind in enumerate((at_one_go, one_at_a_time, by_single_calls)):
         async with copy_of(migrated, tmp_path / f"{number}.db") as stores:
             durable = SpiedDurable(kind(stores))
 
@@ -142,7 +147,7 @@ async def test_a_body_leaves_the_same_behind_either_way(
                 await durable.answers()
             found.append(left(stores))
             await reading(stores.checkpointer.database)
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert durable.calls.count("next_ready") == 1, "it was delivered more often than once"
 
 
@@ -183,8 +188,19 @@ async def test_a_worker_makes_single_calls_where_it_cannot(stores: Stores):
     assert calls == ["prepare", "next_ready", "claim", "holds", "load", "record", "release", "done"]
 
 
+async def test_a_worker_whose_store_takes_no_more_than_one_starts_its_pass_at_one_go(
+    stores: Stores,
+):
+    durable = SpiedDurable(stores.durable, without={"start_passes"})
+    await ready(stores, "w")
+    async with doing(stores, completing, durable):
+        await durable.answers()
+    calls = [name for name in durable.calls if name != "wake_due"]
+    assert calls == ["prepare", "next_ready", "start_pass", "record", "end_pass"]
+
+
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-@pytest.mark.parametrize("name", ["start_passes", "end_pass"])
+@pytest.mark.parametrize("name", ["start_pass", "end_pass"])
 async def test_a_durable_that_offers_only_one_of_the_two_is_asked_for_neither(
     stores: Stores, name: str, body: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -193,7 +209,7 @@ async def test_a_durable_that_offers_only_one_of_the_two_is_asked_for_neither(
     await ready(stores, "w")
     async with doing(stores, body, durable):
         await durable.answers()
-    assert {"start_passes", "end_pass"} & {*durable.calls} == set()
+    assert {"start_passes", "start_pass", "end_pass"} & {*durable.calls} == set()
     held = [row for row in left(stores)["claims"] if row[2] > 0]
     assert held == [], "its claim was not released"
     assert [row[3] for row in left(stores)["queue"]] in ([], [1]), "it is still out"
@@ -213,7 +229,7 @@ async def test_ending_a_pass_is_releasing_it_and_answering(
             when = {"past": NOW, "future": HOUR}.get(due)
             moment = None if when is None else stores.clock.now() + when
             if number == 0:
-                await stores.durable.end_pass(one.holder, one.delivery, moment)
+                await stores.durable.end_pass(one.holder, one.delivery, Ended(moment))
             else:
                 await stores.checkpointer.release(one.holder)
                 if moment is None:
@@ -221,7 +237,7 @@ async def test_ending_a_pass_is_releasing_it_and_answering(
                 else:
                     await stores.scheduler.wake_at(one.delivery, moment)
             found.append(left(stores))
-            await stores.durable.end_pass(one.holder, one.delivery, moment)
+            await stores.durable.end_pass(one.holder, one.delivery, Ended(moment))
             assert left(stores) == found[-1], "ending it twice is not silent"
     assert found[0] == found[1]
 
@@ -230,7 +246,7 @@ async def test_ending_a_pass_is_one_transaction(stores: Stores):
     await ready(stores, "w")
     one = (await start(stores))["w"]
     transactions = began(stores)
-    await stores.durable.end_pass(one.holder, one.delivery, None)
+    await stores.durable.end_pass(one.holder, one.delivery, Ended())
     assert len(transactions) == 1
     assert await stores.checkpointer.claim("w", BUDGET, LEASE) is not None
 

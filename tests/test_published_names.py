@@ -15,7 +15,7 @@ import pytest
 
 import without_durability as core
 import without_durability_sqlite as sqlite
-from without_durability import interfaces, stepwise, testing, worker
+from without_durability import interfaces, ledger, retrying, stepwise, testing, worker
 from without_durability_sqlite import store
 
 MODULES = {
@@ -29,6 +29,11 @@ MODULES = {
         Parse""",
     "worker": "work passes ready waking TICK BLOCKING POOL CONTENDED RENEWALS",
     "memory": "MemoryCheckpointer MemoryScheduler MemoryEffect Stored Claim",
+    "ledger": """Ledger Status Page Failure Retry State STATES FINISHED WorkflowFailed
+        WorkflowCancelled""",
+    "memory_ledger": "MemoryDurable MemoryRun",
+    "observing": """Observer Event PassStarted StepRecorded PassEnded PassFailed Parked ClaimLost
+        RenewalLate""",
     "testing": " ".join(testing.__all__),
 }
 PUBLISHED = [(module, name) for module, names in MODULES.items() for name in names.split()]
@@ -80,6 +85,13 @@ CONSTANTS = [
     (core.StepKey, str),
     (core.JSON, core.JsonCodec()),
     (get_args(core.Outcome)[1:], (core.Sleeping, core.Blocked)),
+    (core.STATES, ("ready", "sleeping", "blocked", "completed", "failed", "cancelled")),
+    (core.FINISHED, ("completed", "failed", "cancelled")),
+    (ledger.COMPLETED, ("completed",)),
+    (ledger.PAGE, 100),
+    (ledger.SWEPT, 1000),
+    (retrying.FIRST, timedelta(seconds=1)),
+    (retrying.CAP, timedelta(minutes=5)),
 ]
 
 
@@ -104,6 +116,11 @@ DEFAULTS = {
     "monotonic": time.monotonic,
     "None": None,
     "workflow": "workflow",
+    "FIRST": retrying.FIRST,
+    "CAP": retrying.CAP,
+    "COMPLETED": ledger.COMPLETED,
+    "PAGE": ledger.PAGE,
+    "SWEPT": ledger.SWEPT,
 }
 
 SIGNATURES: dict[Any, str] = {
@@ -117,7 +134,7 @@ SIGNATURES: dict[Any, str] = {
     core.parse_bound: "key, recorded",
     core.passing: "holder, checkpointer, recorded=None",
     core.work: "durable, body, *, tick=TICK, within=BLOCKING, budget=BUDGET, contended=CONTENDED, "
-    "limit=POOL, now=now_utc, stopping=None",
+    "limit=POOL, now=now_utc, stopping=None, retry=None, observe=None",
     core.passes: "durable, body, limit=POOL, *, lease=LEASE, budget=BUDGET, contended=CONTENDED, "
     "now=now_utc",
     core.ready: "scheduler, within=BLOCKING, idle=LEASE",
@@ -150,7 +167,7 @@ SIGNATURES: dict[Any, str] = {
     "clock=monotonic",
     core.MemoryScheduler: "queue=..., sleeping=..., outstanding=..., arrived=..., receipts=..., "
     "lease=LEASE, *, clock=monotonic",
-    core.Stored: "encoded, at",
+    core.Stored: "encoded, at, supplied=False",
     core.Claim: "token, held_until, alive_until, alive",
     sqlite.Database: "connection, guard=..., *, clock=time",
     sqlite.Database.run: "self, work",
@@ -161,6 +178,22 @@ SIGNATURES: dict[Any, str] = {
     sqlite.SqliteScheduler: "database, namespace=workflow, lease=LEASE, poll=POLL, now=now_utc",
     sqlite.SqliteDurable: "checkpointer, scheduler",
     store.transacted: "connection, work",
+    core.MemoryDurable: "checkpointer, scheduler, runs=...",
+    core.Status: "seq, workflow, namespace, state, detail, attempts, created_at, updated_at, "
+    "running=False, due=None",
+    core.Page: "items, next",
+    core.Failure: "type, message, traceback=''",
+    # Its 20 is no pool's, and the same number.
+    core.Retry: "attempts=POOL, first=FIRST, factor=2.0, cap=CAP, jitter=0.2",
+    core.WorkflowFailed: "workflow, failure",
+    core.WorkflowCancelled: "workflow, reason=''",
+    core.PassStarted: "workflow, token, attempt",
+    core.StepRecorded: "workflow, token, key, took",
+    core.PassEnded: "workflow, token, outcome, took",
+    core.PassFailed: "workflow, token, attempt, error, pause, took",
+    core.Parked: "workflow, attempts, error",
+    core.ClaimLost: "workflow, token, took",
+    core.RenewalLate: "workflow, token, late",
 }
 
 
@@ -220,11 +253,28 @@ METHODS: dict[str, dict[str, str]] = {
         "deliver": "workflow, value",
         "delete": "workflow",
     },
+    "Ledger": {
+        "start_pass": "delivery, budget, attempts=None",
+        "end_pass": "holder, delivery, ended",
+        "status": "workflow",
+        "list": "*, state=None, namespace=None, prefix=None, after=None, limit=PAGE",
+        "counts": "namespace=None",
+        "why": "workflow",
+        "result": "workflow, *, within",
+        "retry": "workflow",
+        "cancel": "workflow, reason=''",
+        "rewind": "workflow, to",
+        "fork": "workflow, into, *, before=None",
+        "sweep": "*, older, states=COMPLETED, limit=SWEPT",
+    },
+    "PassesDurable": {"start_passes": "limit, within, budget, attempts=None"},
 }
 IMPLEMENTED_BY: dict[str, list[Any]] = {
     "Checkpointer": [core.Checkpointer, core.MemoryCheckpointer, sqlite.SqliteCheckpointer],
     "Scheduler": [core.Scheduler, core.MemoryScheduler, sqlite.SqliteScheduler],
-    "Durable": [core.Durable, core.SplitDurable, sqlite.SqliteDurable],
+    "Durable": [core.Durable, core.SplitDurable, core.MemoryDurable, sqlite.SqliteDurable],
+    "Ledger": [core.Ledger, core.MemoryDurable, sqlite.SqliteDurable],
+    "PassesDurable": [core.PassesDurable, sqlite.SqliteDurable],
 }
 
 
@@ -274,6 +324,19 @@ FROZEN = [
     core.MemoryScheduler,
     core.Stored,
     core.Claim,
+    core.MemoryDurable,
+    core.MemoryRun,
+    core.Status,
+    core.Page,
+    core.Failure,
+    core.Retry,
+    core.PassStarted,
+    core.StepRecorded,
+    core.PassEnded,
+    core.PassFailed,
+    core.Parked,
+    core.ClaimLost,
+    core.RenewalLate,
     sqlite.Database,
     sqlite.SqliteCheckpointer,
     sqlite.SqliteScheduler,

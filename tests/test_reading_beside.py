@@ -26,6 +26,7 @@ from thread_gates import (
     until,
 )
 from without_durability import LEASE, Clock
+from without_durability.values import Ended
 from without_durability_sqlite import Database, SqliteCheckpointer, connect, migrate
 from without_durability_sqlite.loading import PIECE_ROWS
 
@@ -45,6 +46,11 @@ READS: dict[str, tuple[Callable[[Stores, Any], Awaitable[Any]], Any]] = {
     "next_ready": (lambda s, _: s.scheduler.next_ready(NOW), None),
     "start_passes": (lambda s, _: s.durable.start_passes(1, NOW, LEASE), ()),
     "prepare": (lambda s, _: s.scheduler.prepare(), None),
+    "status": (lambda s, _: state(s.durable.status("at rest")), "blocked"),
+    "list": (lambda s, _: ids(s.durable.list(prefix="at")), ["at rest"]),
+    "counts": (lambda s, _: total(s.durable.counts()), 1),
+    "why": (lambda s, _: is_text(s.durable.why("at rest")), True),
+    "result": (lambda s, _: came_to_nothing(s.durable.result("at rest", within=NOW)), True),
 }
 
 
@@ -52,7 +58,32 @@ async def named(history: Awaitable[dict[str, Any]]) -> list[str]:
     return [*await history]
 
 
+async def state(status: Awaitable[Any]) -> str:
+    return str((await status).state)
+
+
+async def ids(page: Awaitable[Any]) -> list[str]:
+    return [one.workflow for one in (await page).items]
+
+
+async def total(counts: Awaitable[dict[Any, int]]) -> int:
+    return sum((await counts).values())
+
+
+async def is_text(why: Awaitable[str]) -> bool:
+    return "at rest" in await why
+
+
+async def came_to_nothing(result: Awaitable[object]) -> bool:
+    with pytest.raises(TimeoutError, match="has not ended"):
+        await result
+    return True
+
+
 async def delivered(stores: Stores) -> Any:
+    await stores.durable.arrive("at rest", "a", 1)
+    (one,) = await stores.durable.start_passes(1, NOW, LEASE)
+    await stores.durable.end_pass(one.holder, one.delivery, Ended(None, "blocked", None, 0))
     await stores.checkpointer.supply("w", "a", 1)
     await stores.scheduler.make_ready("w")
     return await stores.scheduler.next_ready(NOW)

@@ -31,6 +31,7 @@ from idling import (
 )
 from thread_gates import Gate, in_time, plain, stays_outside, until
 from without_durability import Clock, Delivery, now_utc
+from without_durability.values import Ended
 from without_durability_sqlite import (
     Database,
     SqliteCheckpointer,
@@ -110,7 +111,7 @@ CHANGES: dict[str, Change] = {
 async def ended(durable: SqliteDurable, delivery: Delivery) -> None:
     holder = await durable.checkpointer.claim(delivery.workflow, MINUTE, MINUTE)
     assert holder is not None
-    await durable.end_pass(holder, delivery, now_utc() - MINUTE)
+    await durable.end_pass(holder, delivery, Ended(now_utc() - MINUTE))
 
 
 @each_way

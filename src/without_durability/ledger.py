@@ -317,7 +317,10 @@ def failure_of(error: BaseException) -> Failure:
         message = str(error)
     except Exception:  # somebody's own __str__
         message = "(its message could not be made)"
-    trace = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))
+    try:
+        trace = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))
+    except Exception:  # the error is asked for its truth, which is its own
+        trace = "".join(traceback.format_tb(frames or error.__traceback__))
     if len(trace) > _TRACEBACK:
         trace = "…\n" + trace[-_TRACEBACK:].partition("\n")[2]
     if len(message) > _MESSAGE:

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from .files import main_file
 from .rows import rows
+from .statements import TOO_LATE
 
 VERSION = 2
 """The version of the schema below, kept in `workflow_schema` and nowhere else."""
@@ -233,7 +234,7 @@ UPDATE workflow_checkpoint SET supplied = 1 WHERE step >= 'inbox:' AND step < 'i
 
 # A row for every workflow that has records or a queue row. One that is at rest has completed or
 # waits for something: `blocked`, since that is what nobody sweeps.
-_DERIVE_LEDGER = """
+_DERIVE_LEDGER = f"""
 WITH recorded AS (
     SELECT workflow, min(seq) AS first, min(written_at) AS first_at, max(written_at) AS last_at
     FROM workflow_checkpoint WHERE typeof(workflow) = 'text' GROUP BY workflow
@@ -250,8 +251,10 @@ SELECT known.workflow, coalesce(queued.namespace, 'workflow'),
              SELECT 1 FROM workflow_claim
              WHERE workflow_claim.workflow = known.workflow AND alive_until > :now) THEN 'ready'
          ELSE 'sleeping' END,
-    CASE WHEN typeof(first_at) IN ('real', 'integer') THEN first_at ELSE :now END,
-    CASE WHEN typeof(last_at) IN ('real', 'integer') THEN last_at ELSE :now END
+    CASE WHEN typeof(first_at) IN ('real', 'integer') AND first_at < {TOO_LATE}
+         THEN first_at ELSE :now END,
+    CASE WHEN typeof(last_at) IN ('real', 'integer') AND last_at < {TOO_LATE}
+         THEN last_at ELSE :now END
 FROM known LEFT JOIN recorded USING (workflow) LEFT JOIN queued USING (workflow)
 ORDER BY first IS NULL, first, known.workflow"""
 

@@ -238,7 +238,7 @@ FOREIGN = "CREATE TABLE workflow_queue (id INTEGER PRIMARY KEY, job TEXT NOT NUL
 
 
 @pytest.mark.parametrize(
-    ("made", "error"), [(NEWER, "version 99.*version 1"), (FOREIGN, "workflow_queue")]
+    ("made", "error"), [(NEWER, "version 99.*version 2"), (FOREIGN, "workflow_queue")]
 )
 async def test_k9_a_worker_over_a_file_it_cannot_serve_ends_at_once_naming_it(
     made: str, error: str, path: Path, other: sqlite3.Connection, clock: Clock

@@ -141,7 +141,7 @@ async def test_k9_a_newer_file_is_refused_by_its_version_and_left_as_it_was(
     other.execute(changed)
     before = shape(other)
     async with connect(path) as database:
-        with pytest.raises(sqlite3.NotSupportedError, match=r"version 99.*version 1") as caught:
+        with pytest.raises(sqlite3.NotSupportedError, match=r"version 99.*version 2") as caught:
             await migrate(database)
     assert str(path) in str(caught.value)
     assert shape(other) == before

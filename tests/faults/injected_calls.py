@@ -14,7 +14,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from steered import ENDS, TAKEN, steer
 from without_durability import LEASE, Clock, Delivery, Pass
+from without_durability.values import Ended, Started
 from without_durability_sqlite import (
     Database,
     SqliteCheckpointer,
@@ -67,6 +69,9 @@ class Scene:
         cursor.execute("RELEASE s")
         return self.value
 
+    async def started(self) -> list[Started]:
+        return [await self.durable.start_pass(TAKEN, LEASE)]
+
     def work(self, connection: sqlite3.Connection) -> object:
         return transacted(connection, self.effect)
 
@@ -103,8 +108,17 @@ WRITES: dict[str, Call] = {
     "deliver": lambda s: s.durable.deliver("w", s.value),
     "delete": lambda s: s.durable.delete("w"),
     "start_passes": lambda s: s.durable.start_passes(2, NOW, LEASE),
-    "end_pass": lambda s: s.durable.end_pass(s.holder, s.delivery, None),
-    "end_pass_of_a_sleeper": lambda s: s.durable.end_pass(s.holder, s.delivery, s.later),
+    "start_pass": lambda s: s.started(),
+    "end_pass": lambda s: s.durable.end_pass(s.holder, s.delivery, ENDS["completed"]),
+    "end_pass_of_a_sleeper": lambda s: s.durable.end_pass(
+        s.holder, s.delivery, Ended(s.later, "sleeping", {"key": "nap"}, 0)
+    ),
+    "end_pass_of_a_failure": lambda s: s.durable.end_pass(s.holder, s.delivery, ENDS["failed"]),
+    "retry": lambda s: s.durable.retry("failed"),
+    "cancel_of_a_workflow": lambda s: s.durable.cancel("w", s.value),
+    "rewind": lambda s: s.durable.rewind("w", "first"),
+    "fork": lambda s: s.durable.fork("w", s.named("new"), before="supplied"),
+    "sweep": lambda s: s.durable.sweep(older=NOW, limit=1),
     "transacted_in_a_run": lambda s: s.database.run(s.work),
 }
 """Each of these changes the file of a `Scene`."""
@@ -119,6 +133,13 @@ READS: dict[str, Call] = {
     "history": lambda s: s.store.history("w"),
     "holds": lambda s: s.queue.holds(s.delivery),
     "prepare": lambda s: s.queue.prepare(),
+    "status": lambda s: s.durable.status("completed"),
+    "list": lambda s: s.durable.list(state="completed"),
+    "list_of_a_prefix": lambda s: s.durable.list(prefix="fail"),
+    "counts": lambda s: s.durable.counts(),
+    "counts_of_a_namespace": lambda s: s.durable.counts("workflow"),
+    "why": lambda s: s.durable.why("failed"),
+    "result": lambda s: s.durable.result("completed", within=NOW),
 }
 
 
@@ -156,6 +177,7 @@ async def prepare(path: Path, migrated: Path) -> tuple[Pass, Delivery]:
         scene = Scene(opened, Clock())
         await migrate(opened)
         await opened.run(lambda connection: connection.execute(APPLICATION).close())
+        await steer(scene.durable)
         holder = await scene.store.claim("w", LEASE, LEASE)
         assert holder is not None
         await scene.store.record(holder, "first", 1)
@@ -164,7 +186,7 @@ async def prepare(path: Path, migrated: Path) -> tuple[Pass, Delivery]:
         released = await scene.store.claim("released", LEASE, LEASE)
         assert released is not None
         await scene.store.release(released)
-        await scene.queue.make_ready("w")
+        await scene.durable.arrive("w", "arrived", 1)
         delivery = await scene.queue.next_ready(NOW)
         assert delivery is not None
         await scene.queue.schedule("sleeper", scene.clock.now() + LEASE)

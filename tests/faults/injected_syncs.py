@@ -47,13 +47,14 @@ ssize_t pwrite64(int descriptor, const void *bytes, size_t count, off64_t offset
 DURABLE = (
     *("record", "transact", "supply", "append", "discard", "make_ready", "schedule"),
     *("arrive", "deliver", "cancel", "delete"),
+    *("retry", "cancel_of_a_workflow", "rewind", "fork"),
 )
 """The calls whose writes power loss must not take."""
 
 RELAXED = (
     *("claim", "claim_of_a_released_one", "extend", "renew", "release", "next_ready"),
-    *("extend_of_a_delivery", "wake_at", "done", "start_passes", "end_pass"),
-    "end_pass_of_a_sleeper",
+    *("extend_of_a_delivery", "wake_at", "done", "start_passes", "start_pass", "end_pass"),
+    *("end_pass_of_a_sleeper", "end_pass_of_a_failure", "sweep"),
 )
 """Those whose writes it may: they leave their sync to whoever is next."""
 

@@ -23,6 +23,7 @@ from test_fault_power import Disk, Files, the_sqlite
 
 from children import ended
 from without_durability import LEASE, Clock, Delivery, Pass, Run, work
+from without_durability.values import Ended
 from without_durability_sqlite import (
     SqliteCheckpointer,
     SqliteDurable,
@@ -154,7 +155,8 @@ class Mixed:
             held = await self.queue.holds(delivery)
             if due is None:
                 self.told("finishing", w)
-            await self.durable.end_pass(self.holders.pop(w), delivery, due)
+            end = Ended(due, "completed" if due is None else "sleeping", attempts=0)
+            await self.durable.end_pass(self.holders.pop(w), delivery, end)
             if not held and due is None and await self.is_queued(w):
                 self.told("ready", w)
 

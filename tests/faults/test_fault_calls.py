@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from steered import ENDS
 from stores import Stores, over_sqlite
 from without_durability import BUDGET, Delivery, Pass, Run, inbox_key, resume
+from without_durability.values import Ended
 from without_durability_sqlite import Database, SqliteCheckpointer, SqliteDurable, SqliteScheduler
 from without_durability_sqlite.files import main_file
 
@@ -35,9 +37,14 @@ CALLS = {
 """Each public call with the names of its parameters."""
 
 AWAY_FROM_THE_FILE = {"scheduler.reclaim", "scheduler.wake_due"}
-READS = {"checkpointer.load", "checkpointer.history", "scheduler.holds", "scheduler.prepare"}
+READS = {
+    *("checkpointer.load", "checkpointer.history", "scheduler.holds", "scheduler.prepare"),
+    *(f"durable.{name}" for name in ("status", "list", "counts", "why", "result")),
+}
 WRITES = sorted(CALLS.keys() - READS - AWAY_FROM_THE_FILE)
-OF_ONE_FILE = {"durable.start_passes", "durable.end_pass"}
+OF_ONE_FILE = {name for name in CALLS if name.startswith("durable.")} - {
+    *("durable.arrive", "durable.deliver", "durable.delete"),
+}
 """What a durable over two datastores does not offer."""
 
 RUN_CALLS = {
@@ -66,13 +73,29 @@ def rows_of(path: Path | str) -> dict[str, list[Any]]:
         }
 
 
+USUAL: dict[str, dict[str, Any]] = {
+    "checkpointer.claim": {"workflow": "free"},
+    "durable.retry": {"workflow": "failed"},
+    "durable.result": {"workflow": "completed"},
+    "durable.list": {"state": "completed"},
+    "durable.sweep": {"limit": 1},  # which is one commit
+}
+"""What a call is asked for where it is not "w"."""
+
+
 class Scene:
-    """A workflow "w" that is claimed, recorded and out for delivery; "ready" is to be taken."""
+    """A workflow "w" that is claimed, recorded and out for delivery; "ready" is to be taken.
+
+    Over a ledger also "taken", which is out while nobody has claimed it, and those of `ENDS`.
+    """
 
     ACKNOWLEDGED: ClassVar = {"kept": 1, inbox_key(2): "hello"}
 
-    def __init__(self, stores: Stores, holder: Pass, delivery: Delivery) -> None:
+    def __init__(
+        self, stores: Stores, holder: Pass, delivery: Delivery, taken: Delivery | None = None
+    ) -> None:
         self.stores, self.clock = stores, stores.clock
+        self.taken = taken or Delivery("taken", "")
         self.effects: list[object] = []
         self.arguments: dict[str, Any] = {
             "workflow": "w",
@@ -83,19 +106,45 @@ class Scene:
             "effect": self.effect,
             **dict.fromkeys(("alive", "within", "idle"), 2 * MINUTE),
             "budget": 2 * BUDGET,
-            **dict.fromkeys(("when", "now", "visible_at", "due"), self.clock.now() + HOUR),
+            **dict.fromkeys(("when", "now", "visible_at"), self.clock.now() + HOUR),
             "limit": 2,
+            "ended": Ended(self.clock.now() + HOUR, "sleeping", {"key": "nap"}, 0),
+            "attempts": 9,
+            "state": None,
+            "states": ("completed",),
+            "namespace": "workflow",
+            "prefix": "",
+            "after": 10**6,
+            "older": 2 * MINUTE,
+            "reason": "for a reason",
+            "to": "kept",
+            "into": "forked",
+            "before": inbox_key(2),
         }
 
     @classmethod
     async def over(cls, stores: Stores) -> Scene:
-        holder = await stores.checkpointer.claim("w", BUDGET, MINUTE)
+        durable = stores.durable
+        has_ledger = hasattr(durable, "start_pass")
+        if has_ledger:
+            for workflow, end in ENDS.items():
+                await durable.arrive(workflow, "k", 1)
+                (started,) = await durable.start_passes(1, AT_ONCE, BUDGET)
+                await durable.end_pass(started.holder, started.delivery, end)
+            stores.clock.advance(HOUR)
+        await stores.scheduler.make_ready("taken" if has_ledger else "w")
+        taken = await stores.scheduler.next_ready(AT_ONCE)
+        delivery = taken
+        if has_ledger:
+            await stores.scheduler.make_ready("w")
+            delivery = await stores.scheduler.next_ready(AT_ONCE)
+            holder = (await durable.start_pass(delivery, BUDGET)).holder
+        else:
+            holder = await stores.checkpointer.claim("w", BUDGET, MINUTE)
         await stores.checkpointer.record(holder, "kept", 1)
         await stores.checkpointer.supply("w", inbox_key(2), "hello")
-        await stores.scheduler.make_ready("w")
-        delivery = await stores.scheduler.next_ready(AT_ONCE)
         await stores.scheduler.make_ready("ready")
-        return cls(stores, holder, delivery)
+        return cls(stores, holder, delivery, taken)
 
     @property
     def database(self) -> Database | None:
@@ -106,14 +155,14 @@ class Scene:
         return "done"
 
     def call(self, name: str, **changed: Any) -> Awaitable[Any]:
-        """A call by name, its arguments good ones but for the changed; a claim is of "free"."""
+        """A call by name, its arguments good ones but for the changed."""
         if name in OF_ONE_FILE and self.database is None:
             pytest.skip("two datastores offer no such call")
         part, method = name.split(".")
-        usual = {"workflow": "free" if method == "claim" else "w"}
+        usual = {"delivery": self.taken} if name == "durable.start_pass" else USUAL.get(name, {})
         known = self.arguments | usual | changed
         of = self.stores.durable if part == "durable" else getattr(self.stores, part)
-        return getattr(of, method)(*(known[parameter] for parameter in CALLS[name]))
+        return getattr(of, method)(**{parameter: known[parameter] for parameter in CALLS[name]})
 
     async def ask(self, run: Run[Any], name: str, **changed: Any) -> Any:
         """A call of a `Run` by name."""

@@ -16,11 +16,15 @@ from test_fault_calls import AT_ONCE, HOUR, WRITES, Scene, rows_of
 from gated import turns
 from stores import Stores, over_sqlite
 from thread_gates import Stop, in_time, reading
-from without_durability import Clock, claimed, ready, work
+from without_durability import Clock, Delivery, claimed, ready, work
 from without_durability_sqlite import connect, migrate
 
 TESTS = Path(__file__).parents[1]
-CLAIMED = {"checkpointer.claim": "free", "durable.start_passes": "ready"}
+CLAIMED = {
+    "checkpointer.claim": "free",
+    "durable.start_pass": "taken",
+    "durable.start_passes": "ready",
+}
 """The calls that claim, each with the workflow it claims."""
 
 GRANTS = [*CLAIMED, "scheduler.next_ready", "scheduler.extend"]
@@ -32,11 +36,13 @@ class Prepared:
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self.clock = path, clock
         self.arguments: dict[str, Any] = {}
+        self.taken: Delivery | None = None
 
     async def prepare(self) -> Prepared:
         async with connect(self.path, clock=self.clock.seconds) as database:
             await migrate(database)
-            self.arguments = (await Scene.over(over_sqlite(database, self.clock))).arguments
+            scene = await Scene.over(over_sqlite(database, self.clock))
+        self.arguments, self.taken = scene.arguments, scene.taken
         return self
 
     @asynccontextmanager
@@ -51,7 +57,7 @@ class Prepared:
         async with connect(copy, clock=self.clock.seconds) as database:
             stores = over_sqlite(database, self.clock)
             arguments = self.arguments
-            yield Scene(stores, arguments["holder"], arguments["delivery"])
+            yield Scene(stores, arguments["holder"], arguments["delivery"], self.taken)
 
 
 @pytest.fixture

@@ -95,6 +95,7 @@ ending, first = arguments[1:]
 async def begin():
     global database, stop, tasks
     clock = Clock()
+    clock.advance(60 * MIN)  # to when the file was prepared
     database = connect(path, clock=clock.seconds)
     await migrate(database)
     scene = Scene(over_sqlite(database, clock), Pass("w", 0), Delivery("w", ""))

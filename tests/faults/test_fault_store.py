@@ -98,7 +98,8 @@ async def test_fault_full_disk_is_an_operational_error_of_migrate_and_half_a_sch
 @pytest.mark.parametrize("of", ["step", "transact"])
 async def test_fault_full_disk_is_waited_out_by_work(scene, of):
     await scene.call("durable.delete")
-    await scene.call("scheduler.cancel", workflow="ready")
+    for other in ("ready", "taken"):
+        await scene.call("scheduler.cancel", workflow=other)
     await scene.call("scheduler.make_ready")
     watched = Watched(scene.stores.scheduler)
     durable = SplitDurable(scene.stores.checkpointer, watched)

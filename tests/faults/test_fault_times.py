@@ -34,6 +34,7 @@ from without_durability import (
     waking,
     work,
 )
+from without_durability.values import Ended
 from without_durability_sqlite import Database, SqliteScheduler, connect, migrate
 
 DAY = timedelta(days=1)
@@ -55,14 +56,19 @@ class NoZone(tzinfo):
 NAIVE = [BARE, BARE.replace(tzinfo=NoZone()), datetime.min, datetime.max]  # noqa: DTZ901
 
 
-@pytest.mark.parametrize(("call", "parameter"), taking("when", "now", "visible_at"))
+@pytest.mark.parametrize(("call", "parameter"), taking("when", "now", "visible_at", "ended"))
 async def test_fault_naive_moment_is_a_value_error_in_every_call(stores: Stores, call, parameter):
     scene = await Scene.over(stores)
+
+    def carrying(moment: Any) -> dict[str, Any]:
+        return {parameter: Ended(moment) if parameter == "ended" else moment}
+
+    told = "when" if parameter == "ended" else parameter
     for naive in NAIVE:
-        async with scene.refusal(ValueError, parameter, "timezone-aware", repr(naive)):
-            await scene.call(call, **{parameter: naive})
-    async with scene.refusal(TypeError, parameter, "datetime"):
-        await scene.call(call, **{parameter: 1_900_000_000})
+        async with scene.refusal(ValueError, told, "timezone-aware", repr(naive)):
+            await scene.call(call, **carrying(naive))
+    async with scene.refusal(TypeError, told, "datetime"):
+        await scene.call(call, **carrying(1_900_000_000))
 
 
 async def test_fault_naive_clock_is_a_value_error_and_nothing_is_recorded(stores: Stores):
@@ -96,7 +102,10 @@ MAY_BE_ZERO = {
     *(("scheduler.next_ready", "within"), ("durable.start_passes", "within")),
     ("scheduler.reclaim", "idle"),
 }
-DURATIONS = taking("budget", "alive", "within", "idle")
+NO_WAIT = {("durable.result", "within"): "done", ("durable.sweep", "older"): 1}
+"""Where zero is as good as any: what is there at once, and how much is old enough."""
+
+DURATIONS = taking("budget", "alive", "within", "idle", "older")
 
 
 @pytest.mark.parametrize(("call", "parameter"), DURATIONS)
@@ -108,6 +117,9 @@ async def test_fault_no_duration_is_a_value_error_naming_it_in_every_call(
         if none == AT_ONCE and (call, parameter) in MAY_BE_ZERO:
             await scene.call("scheduler.cancel", workflow="ready")
             assert not await scene.call(call, **{parameter: none}), "it found what is not there"
+        elif none == AT_ONCE and (call, parameter) in NO_WAIT:
+            answer = await scene.call(call, **{parameter: none})
+            assert answer == NO_WAIT[call, parameter]
         else:
             async with scene.refusal(ValueError, parameter, repr(none)):
                 await scene.call(call, **{parameter: none})
@@ -198,13 +210,16 @@ async def test_fault_beyond_datetime_the_longest_duration_is_no_short_one(
     scene = await Scene.over(stores)
     terms = {"budget": timedelta.max, "alive": timedelta.max} | {parameter: timedelta.max}
     granted = await scene.call(call, **terms)
-    assert granted
+    assert granted or call == "durable.sweep"
     scene.clock.advance(1000 * 365 * DAY)
     if call in ("checkpointer.claim", "checkpointer.extend"):
         workflow = "free" if call.endswith("claim") else "w"
         assert await scene.call("checkpointer.claim", workflow=workflow) is None
     if call == "scheduler.extend":
         assert await scene.call("scheduler.holds", delivery=granted)
+    if call == "durable.sweep":
+        assert granted == 0, "it took for old what was not"
+        assert await scene.call(call)
 
 
 async def test_fault_beyond_datetime_the_longest_look_again_does_not_end_a_worker(stores: Stores):

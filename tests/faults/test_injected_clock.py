@@ -21,11 +21,14 @@ STEPS: dict[str, list[timedelta]] = {
 }
 each_step = pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 
-ANSWERED = {"wake_at", "cancel", "done", "delete", "end_pass", "end_pass_of_a_sleeper"}
+ANSWERED = {
+    *("wake_at", "cancel", "done", "delete", "cancel_of_a_workflow"),
+    *("end_pass", "end_pass_of_a_sleeper", "end_pass_of_a_failure"),
+}
 """After these nothing wakes "w" within two leases."""
 
 WAKES_THE_SLEEPER = {"make_ready_of_a_sleeper", "schedule_of_a_sleeper", "arrive"}
-NEW = {"make_ready", "schedule"}
+NEW = {"make_ready", "schedule", "fork"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,8 @@ async def assert_history_never_runs_backwards(scene: Scene, workflow: str) -> No
 
 def expected(name: str, total: timedelta) -> set[str]:
     """What is delivered within two leases of the call."""
-    names = {"ready"} | {"w"} - ({"w"} if name in ANSWERED else set())
+    names = {"ready", "taken"} | {"w"} - ({"w"} if name in ANSWERED else set())
+    names |= {"failed"} if name == "retry" else set()
     names |= {"sleeper"} if total > LEASE or name in WAKES_THE_SLEEPER else set()
     return names | ({"new"} if name in NEW else set())
 

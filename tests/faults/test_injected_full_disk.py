@@ -15,7 +15,7 @@ from injected_full_disk import alone_with_a_small_disk
 
 GROWING = {
     *("claim", "record", "transact", "supply", "append", "make_ready", "schedule"),
-    *("arrive", "deliver", "transacted_in_a_run"),
+    *("arrive", "deliver", "transacted_in_a_run", "cancel_of_a_workflow", "fork"),
 }
 """The calls that need room in the file; the others are how room is made."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from injected_calls import NOW, READS, WRITES, Prepared, Scene, everything, prepared_in
 
+from steered import ENDS
 from systems import posix_files
 from without_durability import LEASE, Clock, Delivery, Fenced, Pass
 from without_durability_sqlite import connect
@@ -75,6 +76,7 @@ async def assert_writes_nothing(scene: Scene, lost: Pass, path: Path) -> None:
     assert not await scene.store.extend(lost, LEASE, LEASE)
     assert not await scene.store.renew(lost, LEASE)
     await scene.store.release(lost)
+    await scene.durable.end_pass(lost, Delivery("w", ""), ENDS["completed"])
     assert everything(path) == before
 
 
@@ -109,7 +111,7 @@ async def test_a_pass_that_the_copy_knows_goes_on_until_a_newer_one_takes_over(
 async def test_a_receipt_of_the_lost_timeline_answers_nothing(path: Path, prepared: Prepared):
     restored = Restored(path, prepared)
     await restored.happen()
-    assert {lost.workflow for lost in restored.deliveries} == {"w", "ready", "sleeper"}
+    assert {lost.workflow for lost in restored.deliveries} == {"w", "ready", "sleeper", "taken"}
     async with (scene := restored.scene()).database:
         taken: list[Delivery] = []
         for _ in range(2):  # before and after the copy's own deliveries are out
@@ -119,10 +121,11 @@ async def test_a_receipt_of_the_lost_timeline_answers_nothing(path: Path, prepar
                 await scene.queue.done(lost)
                 await scene.queue.wake_at(lost, scene.clock.now())
                 assert await scene.queue.extend(lost, 9 * LEASE) == lost
+                assert (await scene.durable.start_pass(lost, LEASE)).over == "gone"
             assert everything(path) == before
             while (delivery := await scene.queue.next_ready(NOW)) is not None:
                 taken.append(delivery)
-        assert sorted(one.workflow for one in taken) == ["ready", "sleeper", "w"]
+        assert sorted(one.workflow for one in taken) == ["ready", "sleeper", "taken", "w"]
         assert not {one.receipt for one in taken} & {one.receipt for one in restored.deliveries}
         assert all([await scene.queue.holds(one) for one in taken])
 

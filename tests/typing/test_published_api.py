@@ -21,21 +21,34 @@ from without_durability import (
     Completed,
     Delivery,
     Durable,
+    Ended,
     Entry,
+    Event,
+    Failure,
     Fenced,
     JsonCodec,
+    Ledger,
     MemoryCheckpointer,
+    MemoryDurable,
     MemoryEffect,
     MemoryScheduler,
     Milliseconds,
+    Observer,
     Outcome,
+    Page,
     Parse,
     Pass,
+    PassDurable,
+    PassesDurable,
     Recorded,
+    Retry,
     Run,
     Scheduler,
     Sleeping,
     SplitDurable,
+    Started,
+    State,
+    Status,
     Written,
     claimed,
     extending,
@@ -87,6 +100,28 @@ def a_bare_durable_accepts_every_durable(
     sqlite: SqliteDurable, split: SplitDurable[MemoryEffect]
 ) -> tuple[Durable, Durable]:
     return sqlite, split
+
+
+def ledgers_conform(
+    sqlite: SqliteDurable, memory: MemoryDurable
+) -> tuple[Ledger[SqliteEffect], Ledger[MemoryEffect]]:
+    return sqlite, memory
+
+
+def a_bare_ledger_accepts_every_ledger(
+    sqlite: SqliteDurable, memory: MemoryDurable
+) -> tuple[Ledger, Ledger]:
+    return sqlite, memory
+
+
+def sqlite_durable_starts_passes(
+    durable: SqliteDurable,
+) -> tuple[PassDurable[SqliteEffect], PassesDurable[SqliteEffect]]:
+    return durable, durable
+
+
+def a_ledger_is_a_durable(ledger: Ledger[SqliteEffect]) -> PassDurable[SqliteEffect]:
+    return ledger
 
 
 def split_durables_conform(
@@ -223,12 +258,18 @@ def what_became_of(outcome: Outcome[str]) -> str:
 def workers_accept_bodies(
     sqlite: SqliteDurable, memory: SplitDurable[MemoryEffect], own: Counting
 ) -> list[Callable[[], Awaitable[None]]]:
+    events: list[Event] = []
+    observer: Observer = events.append
     return [
         lambda: work(sqlite, order),
         lambda: work(sqlite, store_agnostic),
         lambda: work(memory, store_agnostic),
         lambda: work(own, order, limit=1, stopping=asyncio.Event()),
         lambda: work(memory, order),  # type: ignore[arg-type]
+        lambda: work(sqlite, order, retry=Retry(attempts=3, cap=timedelta(minutes=1))),
+        lambda: work(sqlite, order, observe=events.append),
+        lambda: work(sqlite, order, observe=observer),
+        lambda: work(sqlite, order, retry=3),  # type: ignore[arg-type]
         lambda: passes(sqlite, order, 3)(ready(sqlite.scheduler)),
     ]
 
@@ -247,6 +288,35 @@ async def stores_answer_in_types(store: SqliteCheckpointer, durable: SqliteDurab
     assert_type(await store.database.run(lambda connection: connection.total_changes), int)
     assert_type(Milliseconds.of(timedelta(seconds=1)), Milliseconds)
     assert_type(Fenced("x", workflow="w", token=1).workflow, str | None)
+
+
+async def ledgers_answer_in_types(durable: SqliteDurable) -> None:
+    await durable.arrive("listed", "k", 1)
+    status = await durable.status("listed")
+    assert_type(status, Status | None)
+    assert status is not None
+    assert_type(status.state, State)
+    assert_type(status.waiting, frozenset[str])
+    assert_type(status.due, datetime | None)
+    assert_type(status.error, Failure | None)
+    page = await durable.list(state="ready", prefix="listed", limit=1)
+    assert_type(page, Page)
+    assert_type(page.items, tuple[Status, ...])
+    assert_type(page.next, int | None)
+    assert_type(await durable.counts(), dict[State, int])
+    assert_type(await durable.why("listed"), str)
+    assert_type(await durable.cancel("listed", "no longer"), bool)
+    assert_type(await durable.retry("listed"), bool)
+    assert_type(await durable.rewind("unknown", "k"), int)
+    assert_type(await durable.fork("listed", "forked", before=None), int)
+    swept = await durable.sweep(older=timedelta(1), states=("failed", "cancelled"))
+    assert_type(swept, int)
+    (one, *_) = await durable.start_passes(1, timedelta(0), timedelta(1), attempts=3)
+    assert_type(one, Started)
+    assert_type(await durable.start_pass(one.delivery, timedelta(1)), Started)
+    assert one.holder is not None
+    await durable.end_pass(one.holder, one.delivery, Ended(None, "completed", {"result": 1}, 0))
+    assert_type(await durable.result(one.delivery.workflow, within=timedelta(0)), object)
 
 
 # --- and it runs ---------------------------------------------------------------------------------
@@ -271,6 +341,9 @@ async def resumed(database: Database, codec: CheckpointCodec[str] = JSON) -> lis
         await store.release(holder)
         await answer()
     await stores_answer_in_types(store, durable)
+    await durable.delete("order-1")
+    await durable.delete("typed")
+    await ledgers_answer_in_types(durable)
     return ended
 
 
