@@ -95,11 +95,11 @@ def checked(path: Path | str) -> str:
 
     SQLite follows them too: what lies beside a file lies where it is, not where a link to it is.
     """
-    name = os.path.realpath(path)
     try:
+        name = os.path.realpath(path)
         found = os.stat(name)
     except (FileNotFoundError, ValueError):  # or a NUL in the name
-        raise FileNotFoundError(f"there is no file {name}") from None
+        raise FileNotFoundError(f"there is no file {os.path.abspath(path)}") from None
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(f"{name} is a folder")
     if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for

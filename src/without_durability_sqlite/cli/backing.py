@@ -1,0 +1,55 @@
+"""`backup`: a copy while the file is in use."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+
+from without_durability_sqlite.backing_up import backup as copied
+
+from .moments import many, size
+from .ours import check_file
+from .refusals import DONE, Refused
+from .screen import Screen
+from .text import named
+
+EVERY = 0.1
+"""Seconds between two progress lines."""
+
+
+def backup(file: str, typed: Namespace, screen: Screen) -> int:
+    """The copy whole under its name, or nothing; exit 1 where something stands there."""
+    check_file(file, screen)
+    told_at = 0.0
+
+    def told(pages: int, of: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= EVERY:
+            told_at = time.monotonic()
+            screen.progress(f"copied {pages * 100 // max(1, of)} % of {many(of, 'page')}")
+
+    try:
+        made = copied(
+            file,
+            typed.dest,
+            force=typed.force,
+            verify=typed.verify,
+            progress=told,
+            wait=screen.wait,
+        )
+    except FileExistsError as error:
+        raise Refused(f"{error}: pass --force to overwrite it") from error
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    finally:
+        screen.progressed()
+    verified = ""
+    if made.counts is not None:
+        held = many(made.counts["workflow_checkpoint"], "record")
+        workflows = many(made.counts["workflow_run"], "workflow")
+        verified = f", verified: sound, with {workflows} and {held}"
+    screen.answer(
+        f"{named(made.path)}: {size(made.size)}{verified}",
+        {"path": made.path, "bytes": made.size, "verified": typed.verify, "rows": made.counts},
+    )
+    return DONE

@@ -1,0 +1,94 @@
+"""A workflow's status in a cell, in a sentence and as facts."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import datetime
+from typing import Any
+
+from without_durability.codec import JSON
+from without_durability.explaining import Standing, explained, in_words
+from without_durability.ledger import STATES, Status
+from without_durability_sqlite import steering
+
+from .contents import one_line
+from .moments import iso
+from .screen import Screen, as_json
+from .text import escaped, named
+
+
+def found(connection: sqlite3.Connection, workflow: str, now: datetime) -> steering.Found | None:
+    """The workflow's row; `None` where the ledger has none."""
+    return steering.found(connection, JSON, workflow, now.timestamp())
+
+
+def shown_state(status: Status) -> str:
+    """The state, with the ready ones that are running told apart."""
+    return "running" if status.running else escaped(str(status.state))
+
+
+def sentence(screen: Screen, workflow: str, told: steering.Found | None, now: datetime) -> str:
+    """Why it stands where it stands (L15)."""
+    if told is None:
+        return escaped(explained(workflow, None, Standing(), now))
+    if told.status.state not in STATES:
+        state = repr(told.status.state)
+        return f"{escaped(repr(workflow))} is in state {state}, which this release does not know."
+    return escaped(explained(workflow, told.status, told.standing, now, screen.moment))
+
+
+def about(screen: Screen, status: Status, now: datetime) -> str:
+    """What it waits for, or what became of it, in few words."""
+    if status.state == "completed":
+        return "" if status.result is None else one_line(status.result)
+    if status.state == "cancelled":
+        return escaped(status.reason)
+    if status.state == "blocked":
+        waits = [f"{named(key)} (arrive)" for key in sorted(status.waiting)]
+        waits += [f"{named(key)} (deliver)" for key in sorted(status.listening)]
+        return ", ".join(waits)
+    error = escaped(" ".join(str(status.error).split())) if status.error else ""
+    due = f"in {in_words(status.due - now)}" if status.due and status.due > now else ""
+    if status.state == "sleeping":
+        return f"due {due}" if due else "due now"
+    if status.state == "ready" and due:
+        return f"again {due}: {error}" if error else f"due {due}"
+    return error
+
+
+def facts(status: Status) -> dict[str, Any]:
+    """The status for `--json`; what does not go with its state is left out."""
+    told: dict[str, Any] = {
+        "workflow": status.workflow,
+        "namespace": status.namespace,
+        "state": status.state,
+        "running": status.running,
+        "attempts": status.attempts,
+        "seq": status.seq,
+        "created_at": iso(status.created_at),
+        "updated_at": iso(status.updated_at),
+        "due": iso(status.due),
+    }
+    if status.state == "blocked":
+        told |= {"waiting": sorted(status.waiting), "listening": sorted(status.listening)}
+    if status.state == "completed":
+        told["result"] = _plain(status.result)
+    if status.state == "cancelled":
+        told["reason"] = status.reason
+    if status.error is not None:
+        error = status.error
+        told["error"] = {
+            "type": error.type,
+            "message": error.message,
+            "traceback": error.traceback,
+        }
+    return told
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold; Python reads more than that, such as `NaN`."""
+    try:
+        as_json(value)
+    except (ValueError, RecursionError):
+        return repr(value)
+    return value

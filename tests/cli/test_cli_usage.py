@@ -1,0 +1,53 @@
+"""What makes no command, and the help that says what does."""
+
+from __future__ import annotations
+
+import pytest
+from console import piped, said
+
+from without_durability_sqlite.cli.main import COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("argv", "said_of_it"),
+    [
+        ([], "FILE"),
+        (["orders.db"], "COMMAND"),
+        (["orders.db", "frob"], "invalid choice: 'frob'"),
+        (["orders.db", "show"], "ID"),
+        (["orders.db", "show", "a", "b"], "unrecognized arguments: b"),
+        (["orders.db", "list", "--state", "lost"], "--state"),
+        (["orders.db", "list", "--limit", "0"], "--limit"),
+        (["orders.db", "list", "--limit", "many"], "--limit"),
+        (["orders.db", "list", "--after", "-1"], "--after"),
+        (["orders.db", "list", "--stat", "ready"], "--stat"),
+        (["orders.db", "show", "\ud800"], "cannot be stored as UTF-8"),
+        (["orders.db", "retry"], "either an ID or --failed"),
+        (["orders.db", "retry", "a", "--failed"], "either an ID or --failed"),
+        (["orders.db", "retry", "a", "--namespace", "b"], "--namespace goes with --failed"),
+        (["orders.db", "sweep"], "--older"),
+        (["orders.db", "sweep", "--older", "long"], "no length of time"),
+        (["orders.db", "sweep", "--older", "1d", "--state", "ready"], "--state"),
+        (["orders.db", "backup"], "DEST"),
+        (["orders.db", "list", "--\x1b[2J"], "--\\x1b[2J"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["words", "json"])
+def test_what_makes_no_command_is_said_in_one_line(
+    argv: list[str], said_of_it: str, form: list[str]
+) -> None:
+    answer = said(*form, *argv)
+    assert (answer.code, answer.out) == (2, "")
+    (line,) = answer.err.splitlines()
+    assert line.startswith("without-durability: ")
+    assert said_of_it in line
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_reads_well(command: str) -> None:
+    answer = piped("orders.db", *command.split(), "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("usage: without-durability")
+    assert "example" in answer.out
+    assert "--json" in answer.out
