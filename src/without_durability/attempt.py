@@ -16,10 +16,10 @@ from .retrying import is_permanent, pause_after, persist, traced
 from .settling import settle
 from .signals import Contended, Fenced
 from .stepwise import Run, extending, resume_from
-from .values import Delivery, Ended, Pass, Started, shown
+from .values import Delivery, Ended, Pass, Started, State, shown
 
 if TYPE_CHECKING:
-    from .ledger import Retry
+    from .ledger import Failure, Retry
     from .observing import Observer, Telling
 
 logger = logging.getLogger("without_durability.worker")
@@ -193,7 +193,7 @@ class Attempt:
         if started.over is not None:
             self._answered = True
             if started.over == "parked":
-                self._tell.parked(started.attempt, None)
+                self._report_parked(None)
         elif started.holder is None:
             await self._look_again(policy.contended)
         else:
@@ -288,6 +288,11 @@ class Attempt:
         )
         self._tell.late(late)
 
+    def _report_parked(self, error: BaseException | None) -> None:
+        attempts = self._attempt()
+        logger.error("workflow %s is parked after %d attempts", shown(self.workflow), attempts)
+        self._tell.parked(attempts, error)
+
     def _report_slow_end(self) -> None:
         logger.warning(
             "workflow %s was cancelled and does not end: does its body swallow the cancellation?",
@@ -305,8 +310,11 @@ class Attempt:
             assert isinstance(came_to, (Completed, Sleeping, Blocked))
             self._policy.failures.pop(self.workflow, None)
             ending = ended(came_to)
-            await self._end(ending)
-            self._tell.ended(ending.state)
+            stands = await self._end(ending)
+            if self._answered and stands is None:  # cancelled, say, and what it came to is void
+                self._tell.lost()
+            else:
+                self._tell.ended(ending.state if self._answered else None)
 
     def _lost_by(self, error: BaseException) -> bool:
         """Whether an error says that this pass lost its workflow, and not some other one."""
@@ -314,54 +322,59 @@ class Attempt:
 
     async def _lost(self) -> None:
         now = asyncio.get_running_loop().time()
+        stands: State | None = None
         if now < self._granted_until:
             logger.info("workflow %s was lost to another pass", shown(self.workflow))
             await self._look_again(self._policy.contended)
         else:
-            from .ledger import Failure, raised
+            from .ledger import Failure
 
-            attempt = self._next_attempt()
-            pause = self._policy.pause(attempt)
             sentence = "ran for %.2f s and lost its claim to its own budget of %s"
             spent = now - self._began, self._policy.budget
+            attempt = self._next_attempt()
+            pause = self._pause(attempt)
             logger.warning(
-                f"workflow %s {sentence} (attempt %d): trying again in %.1f s",
+                f"workflow %s {sentence} (attempt %d): %s",
                 shown(self.workflow),
                 *spent,
                 attempt,
-                pause.total_seconds(),
+                _then(pause),
             )
-            await self._end(raised(Failure("Fenced", f"it {sentence}" % spent), self._after(pause)))
+            stands = await self._ended_by(Failure("Fenced", f"it {sentence}" % spent), pause)
         self._tell.lost()
+        if stands == "failed":
+            self._report_parked(None)
 
     async def _failed(self, error: BaseException) -> None:
-        from .ledger import failure_of, raised
+        from .ledger import failure_of
 
-        policy = self._policy
         attempt = self._next_attempt()
-        limit = policy.attempts
-        parked = limit is not None and self._holder is not None and attempt >= limit
-        pause = None if parked else policy.pause(attempt)
-        if pause is None:
-            logger.error(
-                "workflow %s failed (attempt %d) and is parked",
-                shown(self.workflow),
-                attempt,
-                exc_info=traced(error),
-            )
-        else:
-            logger.error(
-                "workflow %s failed (attempt %d), trying again in %.1f s",
-                shown(self.workflow),
-                attempt,
-                pause.total_seconds(),
-                exc_info=traced(error),
-            )
-        due = None if pause is None else self._after(pause)
-        await self._end(raised(failure_of(error), due))
+        pause = self._pause(attempt)
+        logger.error(
+            "workflow %s failed (attempt %d), %s",
+            shown(self.workflow),
+            attempt,
+            _then(pause),
+            exc_info=traced(error),
+        )
+        stands = await self._ended_by(failure_of(error), pause)
+        if pause is None and stands != "failed":  # something arrived meanwhile: a new chance
+            pause = timedelta(0)
         self._tell.failed(attempt, error, pause)
-        if parked:
-            self._tell.parked(attempt, error)
+        if stands == "failed":
+            self._report_parked(error)
+
+    def _pause(self, attempt: int) -> timedelta | None:
+        """How long to rest after a failure; `None` where that was the last attempt."""
+        limit = self._policy.attempts
+        if limit is not None and self._holder is not None and attempt >= limit:
+            return None
+        return self._policy.pause(attempt)
+
+    async def _ended_by(self, failure: Failure, pause: timedelta | None) -> State | None:
+        from .ledger import raised
+
+        return await self._end(raised(failure, None if pause is None else self._after(pause)))
 
     def _attempt(self) -> int:
         """How many passes in a row this one makes, if it comes to no orderly end."""
@@ -385,19 +398,27 @@ class Attempt:
         except OverflowError:
             return datetime.max.replace(tzinfo=UTC)
 
-    async def _end(self, ended: Ended, patience: timedelta | None = None) -> None:
-        """Release the claim and answer for the delivery, as the pass ended."""
+    async def _end(self, ended: Ended, patience: timedelta | None = None) -> State | None:
+        """Release the claim and answer for the delivery, as the pass ended.
+
+        Where the workflow stands then; `None` where that was not for this pass to say.
+        """
         whole = self._policy.whole
         if whole is not None and self._holder is not None:
-            await self._ask(partial(self._end_at_once, whole, self._holder, ended), "end", patience)
-        else:
-            await self._ask(self._release, "release", patience)
-            await self._ask(partial(self._answer_for, ended.due), "answer", patience)
+            ending = partial(self._end_at_once, whole, self._holder, ended)
+            stands: State | None = await self._ask(ending, "end", patience)
+            return stands
+        await self._ask(self._release, "release", patience)
+        await self._ask(partial(self._answer_for, ended.due), "answer", patience)
+        return ended.state
 
-    async def _end_at_once(self, whole: PassDurable[Any], holder: Pass, ended: Ended) -> None:
-        await whole.end_pass(holder, self._delivery, ended)
+    async def _end_at_once(
+        self, whole: PassDurable[Any], holder: Pass, ended: Ended
+    ) -> State | None:
+        stands = await whole.end_pass(holder, self._delivery, ended)
         self._holder = None
         self._answered = True
+        return stands
 
     async def _answer_for(self, due: datetime | None) -> None:
         scheduler = self._policy.durable.scheduler
@@ -434,6 +455,13 @@ class Attempt:
                 exc_info=traced(error),
             )
             return None
+
+
+def _then(pause: timedelta | None) -> str:
+    """What becomes of a workflow that failed, in a log."""
+    if pause is None:
+        return "its attempts are used up"
+    return f"trying again in {pause.total_seconds():.1f} s"
 
 
 async def _stopped(task: asyncio.Task[object], report: Callable[[], None]) -> None:

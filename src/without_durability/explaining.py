@@ -40,8 +40,8 @@ def explained(
     """What the workflow does, waits for, or ended with."""
     if status is None:
         return f"Nothing is known of workflow {shown(workflow)}: it never arrived or started here."
-    told = _STATES[status.state](status, standing, now, moment)
-    return f"{shown(workflow)} {told}"
+    told = _STATES.get(status.state, _unknown)(status, standing, now, moment)
+    return f"{shown(workflow)} {_printable(told)}"
 
 
 def in_words(span: timedelta) -> str:
@@ -142,6 +142,10 @@ def _cancelled(status: Status, standing: Standing, now: datetime, moment: _Momen
     return f"was cancelled at {moment(status.updated_at)}{reason}."
 
 
+def _unknown(status: Status, standing: Standing, now: datetime, moment: _Moment) -> str:
+    return f"is in state {shown(status.state)}, which this release does not know."
+
+
 _STATES = {
     "ready": _ready,
     "sleeping": _sleeping,
@@ -156,6 +160,13 @@ def _short(error: Failure) -> str:
     """The error in one line."""
     line = " ".join(str(error).split())
     return line if len(line) <= 200 else line[:200] + "…"
+
+
+def _printable(text: str) -> str:
+    """The text with whatever could drive a terminal spelled out."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def _passes(count: int) -> str:

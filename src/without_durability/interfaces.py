@@ -26,6 +26,7 @@ from .values import (
     Pass,
     Recorded,
     Started,
+    State,
     Written,
     inbox_key,
     refuse_assignment,
@@ -287,10 +288,11 @@ class PassDurable(Durable[Effect], Protocol[Effect]):
         """
         ...
 
-    async def end_pass(self, holder: Pass, delivery: Delivery, ended: Ended) -> None:
+    async def end_pass(self, holder: Pass, delivery: Delivery, ended: Ended) -> State | None:
         """`release`, and the answer: `wake_at` where `ended` names a moment, else `done`.
 
-        What it tells of the workflow counts while `holder` is the newest (L4).
+        What it tells of the workflow counts while `holder` is the newest (L4): where the workflow
+        stands then, which is `ready` if something arrived meanwhile; else `None`.
         """
         ...
 

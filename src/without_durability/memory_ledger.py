@@ -138,7 +138,7 @@ class MemoryDurable:
         self._put(workflow, now, "ready", _last_error(run), before + 1)
         return Started(delivery, holder, attempt=before + 1)
 
-    async def end_pass(self, holder: Pass, delivery: Delivery, ended: Ended) -> None:
+    async def end_pass(self, holder: Pass, delivery: Delivery, ended: Ended) -> State | None:
         check_text("workflow", holder.workflow)
         check_delivery(delivery)
         if ended.due is not None:
@@ -151,13 +151,13 @@ class MemoryDurable:
         if answered:
             self.scheduler._answer(delivery, ended.due)
         if not newest:
-            return
+            return None
         self.checkpointer._released(holder)
         run = self.runs.get(workflow)
         if run is None or run.state == "cancelled":
-            return
+            return None
         if ended.state is None and ended.attempts is None:
-            return
+            return run.state
         state = run.state if ended.state is None else ended.state
         detail = run.detail if ended.state is None else detail
         attempts = run.attempts if ended.attempts is None else ended.attempts
@@ -166,6 +166,7 @@ class MemoryDurable:
             detail = detail if state == "failed" else None
             state, attempts = "ready", 0
         self._put(workflow, now, state, detail, attempts)
+        return state
 
     # --- looking --------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from without_durability.values import Delivery, Ended, Pass, Started, shown
+from without_durability.values import Delivery, Ended, Pass, Started, State, shown
 
 from .checkpointer import SqliteCheckpointer
 from .commits import StoreCursor
@@ -128,7 +128,7 @@ class Passes:
         if started.over is None:
             self._scheduler._put_back(cursor, now, started.delivery)
 
-    def ending(self, holder: Pass, delivery: Delivery, ended: Ended) -> Operation[None]:
+    def ending(self, holder: Pass, delivery: Delivery, ended: Ended) -> Operation[State | None]:
         """Release the claim, answer the delivery, and write down how the pass ended (L4, L5)."""
         released = as_holder(holder)
         detail = self.detail(holder.workflow, ended)
@@ -138,11 +138,11 @@ class Passes:
         else:
             answering = self._scheduler._suspending(delivery, ended.due)
 
-        def operation(cursor: StoreCursor, now: float) -> None:
+        def operation(cursor: StoreCursor, now: float) -> State | None:
             newest = touched(cursor, END_CLAIM, released)
             answered = answering(cursor, now)
             if not newest or (ended.state is None and ended.attempts is None):
-                return
+                return "ready" if newest else None
             asked = _written_down(holder.workflow, ended, detail, now)
             if (
                 not answered
@@ -152,8 +152,12 @@ class Passes:
                 asked |= {"state": "ready", "attempts": 0}  # made ready meanwhile: a new chance
                 if ended.state != "failed":
                     asked["detail"] = None
-            if touched(cursor, ENDED, asked) and asked["state"] in ("completed", "failed"):
+            if not touched(cursor, ENDED, asked):
+                return None
+            stands: State = asked["state"] or "ready"
+            if stands in ("completed", "failed"):
                 cursor.ended.append(holder.workflow)
+            return stands
 
         return operation
 

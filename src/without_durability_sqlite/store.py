@@ -166,9 +166,10 @@ class SqliteDurable:
             await settle(lambda: self._database._write(back, durable=False))
             raise
 
-    async def end_pass(self, holder: Pass, delivery: Delivery, ended: Ended) -> None:
+    async def end_pass(self, holder: Pass, delivery: Delivery, ended: Ended) -> State | None:
         """`release`, the answer and what the ledger says of it, in one commit."""
-        await self._database._write(self._passes.ending(holder, delivery, ended), durable=False)
+        ending = self._passes.ending(holder, delivery, ended)
+        return await self._database._write(ending, durable=False)
 
     async def _together(self, first: Operation[T], *others: Operation[bool]) -> T:
         """All operations in one transaction; what the first returned."""

@@ -82,7 +82,10 @@ def test_an_empty_file_is_refused_and_stays_empty(argv: list[str], tmp_path: Pat
     assert digest(tmp_path) == {"empty.db": hashlib.sha256(b"").hexdigest()}
 
 
-@pytest.mark.parametrize("argv", EVERY, ids=titled)
+OF_THIS_SCHEMA = [argv for argv in EVERY if argv[0] != "backup"]
+
+
+@pytest.mark.parametrize("argv", OF_THIS_SCHEMA, ids=titled)
 @pytest.mark.parametrize("tables", [PUBLISHED, BEFORE_SIGNS_OF_LIFE], ids=["0.0.10", "before it"])
 def test_a_file_from_before_schema_versions_is_refused_and_stays_as_it_is(
     argv: list[str], tables: str, tmp_path: Path
@@ -99,7 +102,7 @@ def test_a_file_from_before_schema_versions_is_refused_and_stays_as_it_is(
     assert digest(tmp_path) == before
 
 
-@pytest.mark.parametrize("argv", EVERY, ids=titled)
+@pytest.mark.parametrize("argv", OF_THIS_SCHEMA, ids=titled)
 def test_a_file_of_schema_version_1_is_refused(argv: list[str], orders: Path) -> None:
     changed(orders, "UPDATE workflow_schema SET version = 1")
     line = refused(said(orders, *argv))
@@ -107,7 +110,7 @@ def test_a_file_of_schema_version_1_is_refused(argv: list[str], orders: Path) ->
     assert "`migrate`" in line
 
 
-@pytest.mark.parametrize("argv", EVERY, ids=titled)
+@pytest.mark.parametrize("argv", OF_THIS_SCHEMA, ids=titled)
 def test_a_file_of_a_newer_schema_is_refused(argv: list[str], orders: Path) -> None:
     changed(orders, "INSERT INTO workflow_schema (version) VALUES (3)")
     line = refused(said(orders, *argv))
@@ -116,10 +119,21 @@ def test_a_file_of_a_newer_schema_is_refused(argv: list[str], orders: Path) -> N
     )
 
 
-@pytest.mark.parametrize("argv", EVERY, ids=titled)
+@pytest.mark.parametrize("argv", OF_THIS_SCHEMA, ids=titled)
 def test_a_file_that_lacks_a_part_of_its_schema_is_refused(argv: list[str], orders: Path) -> None:
     changed(orders, "DROP INDEX workflow_run_finished")
     assert "lacks parts of it" in refused(said(orders, *argv))
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_file_of_another_schema_can_be_backed_up_before_anybody_upgrades_it(
+    version: int, orders: Path
+) -> None:
+    changed(orders, f"UPDATE workflow_schema SET version = {version}")
+    copy = orders.parent / "copy.db"
+    assert "verified: sound" in said(orders, "backup", str(copy), "--verify").out
+    with closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("SELECT version FROM workflow_schema").fetchall() == [(version,)]
 
 
 def test_a_folder_a_pipe_and_a_name_with_a_nul_are_refused(tmp_path: Path) -> None:

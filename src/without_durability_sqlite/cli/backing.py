@@ -6,9 +6,10 @@ import time
 from argparse import Namespace
 
 from without_durability_sqlite.backing_up import backup as copied
+from without_durability_sqlite.looking import looked
 
 from .moments import many, size
-from .ours import check_file
+from .ours import check_holds_workflows
 from .refusals import DONE, Refused
 from .screen import Screen
 from .text import named
@@ -19,7 +20,7 @@ EVERY = 0.1
 
 def backup(file: str, typed: Namespace, screen: Screen) -> int:
     """The copy whole under its name, or nothing; exit 1 where something stands there."""
-    check_file(file, screen)
+    looked(file, lambda at: check_holds_workflows(at, file), wait=screen.wait)  # of any schema
     told_at = 0.0
 
     def told(pages: int, of: int) -> None:
@@ -46,8 +47,9 @@ def backup(file: str, typed: Namespace, screen: Screen) -> int:
     verified = ""
     if made.counts is not None:
         held = many(made.counts["workflow_checkpoint"], "record")
-        workflows = many(made.counts["workflow_run"], "workflow")
-        verified = f", verified: sound, with {workflows} and {held}"
+        if "workflow_run" in made.counts:
+            held = f"{many(made.counts['workflow_run'], 'workflow')} and {held}"
+        verified = f", verified: sound, with {held}"
     screen.answer(
         f"{named(made.path)}: {size(made.size)}{verified}",
         {"path": made.path, "bytes": made.size, "verified": typed.verify, "rows": made.counts},

@@ -32,11 +32,16 @@ def check_file(file: str, screen: Screen) -> None:
     looked(file, lambda connection: check_ours(connection, file), wait=screen.wait)
 
 
+def check_holds_workflows(connection: sqlite3.Connection, file: str) -> None:
+    """`Refused` for a file of another kind."""
+    if schema.version_of(connection) is None and not rows(connection, _IS_OURS):
+        raise Refused(f"{file} is a database, and holds no workflows: it lacks their tables")
+
+
 def check_ours(connection: sqlite3.Connection, file: str) -> None:
     """`Refused` for a file of another kind or another schema."""
+    check_holds_workflows(connection, file)
     version = schema.version_of(connection)
-    if version is None and not rows(connection, _IS_OURS):
-        raise Refused(f"{file} is a database, and holds no workflows: it lacks their tables")
     if version is not None and version > schema.VERSION:
         raise Refused(
             f"{file} has workflow schema version {version}, made by a newer release: "
