@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from batches import unhurried
 from state_machine.batches import FAULTS, WANTED, Batches, Wanted
+from state_machine.ledgers import Ledgers
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,13 +26,21 @@ def all_that_wait_share() -> Iterator[None]:
 TestStepping = Batches.TestCase
 TestStepping.settings = settings(
     deadline=None,
-    max_examples=60,
+    max_examples=40,
+    stateful_step_count=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+TestLedgers = Ledgers.TestCase
+TestLedgers.settings = settings(
+    deadline=None,
+    max_examples=35,
     stateful_step_count=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**16),
     batches=st.lists(

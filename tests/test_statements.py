@@ -127,6 +127,7 @@ MAY_SCAN_TOO = {
     "COUNTS": {"SCAN workflow_count"},
     "WITH_PREFIX": {"SCAN (subquery-1)"},
     "BESIDE_TABLES": {"SCAN sqlite_schema"},
+    "SWEEPABLE": {"SCAN kept"},
 }
 
 # One workflow's records in the order of their writing, a few thousand workflows in that of theirs.

@@ -122,12 +122,13 @@ class MemoryDurable:
         if not self.scheduler._out(delivery):
             return Started(delivery, None, over="gone")
         run = self.runs.get(workflow)
-        if run is not None and run.state == "cancelled":
-            self.scheduler._answer(delivery, None)
-            return Started(delivery, None, over="cancelled")
         holder = self.checkpointer._claimed(workflow, budget, self.scheduler.lease)
         if holder is None:
             return Started(delivery, None)
+        if run is not None and run.state == "cancelled":
+            self.checkpointer._released(holder)
+            self.scheduler._answer(delivery, None)
+            return Started(delivery, None, over="cancelled")
         if run is not None and parked is not None:
             self.checkpointer._released(holder)
             self.scheduler._answer(delivery, None)
@@ -374,7 +375,7 @@ class MemoryDurable:
             except Exception as error:  # one bad row is nobody else's harm
                 detail = {"unreadable": str(error) or type(error).__name__}
         due = self.scheduler.sleeping.get(run.workflow)
-        if due is None and run.state == "sleeping":
+        if run.state == "sleeping" and not self.scheduler._queued(run.workflow):
             due = due_of(detail)
         return Status(
             seq=run.seq,

@@ -118,7 +118,8 @@ class Passes:
     def unclaim(self, cursor: StoreCursor, now: float, started: Started) -> None:
         """Take a start back: it was no attempt."""
         if started.holder is not None:
-            self._checkpointer._releasing(started.holder)(cursor, now)
+            if not self._checkpointer._releasing(started.holder)(cursor, now):
+                return  # cancelled or deleted since, and perhaps begun again
             before = Ended(attempts=started.attempt - 1)
             cursor.execute(ENDED, _written_down(started.holder.workflow, before, None, now))
 
@@ -141,20 +142,21 @@ class Passes:
         def operation(cursor: StoreCursor, now: float) -> State | None:
             newest = touched(cursor, END_CLAIM, released)
             answered = answering(cursor, now)
-            if not newest or (ended.state is None and ended.attempts is None):
-                return "ready" if newest else None
+            if not newest:
+                return None
             asked = _written_down(holder.workflow, ended, detail, now)
-            if (
-                not answered
-                and ended.state not in (None, "ready")
-                and cursor.execute(QUEUED, row).fetchall()
-            ):
+            if ended.state is None:
+                if ended.attempts is not None:
+                    cursor.execute(ENDED, asked)
+                return _stands(cursor, row)
+            stands = ended.state
+            if not answered and stands != "ready" and cursor.execute(QUEUED, row).fetchall():
                 asked |= {"state": "ready", "attempts": 0}  # made ready meanwhile: a new chance
-                if ended.state != "failed":
+                if stands != "failed":
                     asked["detail"] = None
+                stands = "ready"
             if not touched(cursor, ENDED, asked):
                 return None
-            stands: State = asked["state"] or "ready"
             if stands in ("completed", "failed"):
                 cursor.ended.append(holder.workflow)
             return stands
@@ -197,6 +199,12 @@ class Passes:
                     type(value).__qualname__,
                 )
         return None
+
+
+def _stands(cursor: StoreCursor, row: dict[str, Any]) -> State | None:
+    for _, state, _, _ in cursor.execute(STANDING, row).fetchall():
+        return state  # type: ignore[no-any-return]
+    return None
 
 
 def _written_down(workflow: str, ended: Ended, detail: str | None, now: float) -> dict[str, Any]:

@@ -135,8 +135,8 @@ RETURNING CAST(namespace AS BLOB)"""
 SWEEPABLE = f"""
 SELECT seq, updated_at FROM workflow_run AS run INDEXED BY workflow_run_finished
 WHERE state = :state AND state IN ('completed', 'failed', 'cancelled') AND updated_at <= :before
-  AND NOT EXISTS (SELECT 1 FROM workflow_queue AS queue
-                  WHERE queue.namespace = run.namespace AND queue.workflow = run.workflow)
+  AND NOT EXISTS (SELECT 1 FROM workflow_count AS kept CROSS JOIN workflow_queue AS queue
+                  WHERE queue.namespace = kept.namespace AND queue.workflow = run.workflow)
   AND NOT EXISTS (SELECT 1 FROM workflow_claim
                   WHERE workflow_claim.workflow = run.workflow AND {ALIVE_UNTIL} > :now)
 ORDER BY updated_at LIMIT :limit"""
@@ -192,8 +192,8 @@ def listed(
         "namespace": namespace,
         "prefix": prefix or "",
         "beyond": _beyond(prefix or ""),
-        "after": NEWEST if after is None else after,
-        "limit": limit + 1,
+        "after": NEWEST if after is None else max(-1, min(after, NEWEST)),
+        "limit": min(limit, NEWEST) + 1,
         "now": now,
     }
     statement = LIST
@@ -328,7 +328,7 @@ def _status(codec: CheckpointCodec[str], row: tuple[Any, ...], now: float) -> St
     running = state == "ready" and bool(claimed)
     ahead = visible_at is not None and visible_at > now and not row[10]
     due = _moment(visible_at) if ahead else None
-    if state == "sleeping" and due is None:
+    if state == "sleeping" and visible_at is None:
         told = due_of(detail)
         due = told if told is not None and told.timestamp() > now else None
     return Status(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -27,6 +27,8 @@ from without_durability import (
     MemoryCheckpointer,
     MemoryScheduler,
     SplitDurable,
+    WorkflowCancelled,
+    WorkflowFailed,
     Written,
 )
 from without_durability.testing import Clock
@@ -41,7 +43,10 @@ from without_durability_sqlite import (
 TICK = timedelta(seconds=1)
 WORKFLOWS = ("v", "w")
 QUEUES = ("mail", "post")
-REFUSALS = (Fenced, ValueError, TypeError, LookupError, sqlite3.IntegrityError)
+REFUSALS = (
+    *(Fenced, ValueError, TypeError, LookupError, sqlite3.IntegrityError),
+    *(TimeoutError, WorkflowFailed, WorkflowCancelled),
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,11 @@ async def answer(call: Callable[[], Awaitable[Any]]) -> Any:
 
 def contents(connection: sqlite3.Connection) -> list[list[Any]]:
     """Every row of the file."""
-    tables = ("workflow_checkpoint", "workflow_claim", "workflow_queue", "app")
-    return [connection.execute(f"SELECT * FROM {table}").fetchall() for table in tables]
+    tables = ("workflow_checkpoint", "workflow_claim", "workflow_queue", "workflow_run")
+    return [
+        connection.execute(f"SELECT * FROM {table}").fetchall()
+        for table in (*tables, "workflow_count", "app")
+    ]
 
 
 class Asking(RuleBasedStateMachine):
@@ -79,6 +87,11 @@ class Asking(RuleBasedStateMachine):
     The wall's clock can be set, a steady one cannot: memory measures by the latter. No rule's
     choices may depend on what a store did: threads decide some of that.
     """
+
+    namespaces: ClassVar[dict[str, str]] = {queue: queue for queue in QUEUES}
+    """What each queue is called in the file."""
+
+    workflows: tuple[str, ...] = WORKFLOWS
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,9 +104,9 @@ class Asking(RuleBasedStateMachine):
         path = Path(self.folder.name, "workflows.db")
         self.databases = [interposed_database(path, self.clock) for _ in range(2)]
         records = MemoryCheckpointer(clock=self.steady.seconds, now=self.clock.now)
-        self.memory = {queue: self.over_memory(records) for queue in QUEUES}
+        self.memory = self.over_memory(records)
         self.sqlite = [
-            {queue: self.over_sqlite(database, queue) for queue in QUEUES}
+            {queue: self.over_sqlite(database, name) for queue, name in self.namespaces.items()}
             for database in self.databases
         ]
         for database in self.databases:
@@ -110,9 +123,13 @@ class Asking(RuleBasedStateMachine):
         self.ends: list[float] = []
         self.moments: list[Moment] = []
 
-    def over_memory(self, records: MemoryCheckpointer) -> Stores:
-        queue = MemoryScheduler(clock=self.steady.seconds)
-        return Stores(SplitDurable(records, queue), self.clock)
+    def over_memory(self, records: MemoryCheckpointer) -> dict[str, Stores]:
+        return {
+            queue: Stores(
+                SplitDurable(records, MemoryScheduler(clock=self.steady.seconds)), self.clock
+            )
+            for queue in QUEUES
+        }
 
     def over_sqlite(self, database: Database, queue: str) -> Stores:
         scheduler = SqliteScheduler(database, queue)
@@ -198,6 +215,7 @@ class Asking(RuleBasedStateMachine):
                 await give_back(memory, given)
             await self.check_records(1 - at)
         await self.check_deadlines(1 - at)
+        await self.check_ledger(1 - at)
         return answers
 
     async def cancelled(
@@ -232,6 +250,9 @@ class Asking(RuleBasedStateMachine):
 
     # --- what must agree ---
 
+    async def check_ledger(self, at: int) -> None:
+        """Where memory keeps one."""
+
     async def check_deadlines(self, at: int) -> None:
         """Seconds left of every claim, liveness and budget, and of every wakeup."""
         claims, wakeups = await self.databases[at].run(self.seconds_left)
@@ -239,10 +260,11 @@ class Asking(RuleBasedStateMachine):
             workflow: (left(claim.alive_until, self.steady), left(claim.held_until, self.steady))
             for workflow, claim in self.memory["mail"].checkpointer.claims.items()
         }
-        assert {one: (rounded(alive), rounded(budget)) for one, alive, budget, *_ in claims} == held
+        found = {one: (rounded(alive), rounded(budget)) for one, alive, budget, *_ in claims}
+        assert self.standing_claims(found) == self.standing_claims(held)
         waiting = {}
-        for name, stores in self.memory.items():
-            queue = stores.scheduler
+        for alias, stores in self.memory.items():
+            name, queue = self.namespaces[alias], stores.scheduler
             waiting |= {(name, one): 0.0 for one in queue.queue}
             for one, when in queue.sleeping.items():
                 waiting[name, one] = left(when.timestamp(), self.clock)
@@ -250,6 +272,10 @@ class Asking(RuleBasedStateMachine):
                 waiting[name, one] = left(until, self.steady)
         assert {(name, one): rounded(until) for name, one, until, *_ in wakeups} == waiting
         self.ends = [end for end in (*sum(held.values(), ()), *waiting.values()) if end]
+
+    def standing_claims(self, claims: dict[str, tuple[float, float]]) -> dict[str, Any]:
+        """Those that both stores must have."""
+        return claims
 
     def seconds_left(self, connection: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
         """Of the claims and of the wakeups, as the file holds them."""
@@ -264,7 +290,7 @@ class Asking(RuleBasedStateMachine):
         """Keys, values, moments and order, and what the effects have left behind."""
         sqlite = self.sqlite[at]["mail"].checkpointer
         memory = self.memory["mail"].checkpointer
-        for workflow in WORKFLOWS:
+        for workflow in self.workflows:
             histories = [await store.history(workflow) for store in (memory, sqlite)]
             assert ranked(histories[0]) == ranked(histories[1])
             for store, history in zip((memory, sqlite), histories, strict=True):

@@ -28,7 +28,7 @@ from state_machine.calls import (
 from state_machine.clocks import Clocks
 from stores import Stores
 from thread_gates import in_time
-from without_durability import LEASE, Delivery, Entry, Pass, Written
+from without_durability import LEASE, Delivery, Ended, Entry, Pass, Written
 from without_durability_sqlite.errors import operational_error
 
 NOW = timedelta(0)
@@ -142,7 +142,7 @@ def agree_but_for_the_key(both: Both) -> None:
 async def end_pass(stores: Stores, holder: Pass, delivery: Delivery, due: datetime | None) -> None:
     """One call where the store has it, and the calls that it stands for where it has not."""
     if hasattr(stores.durable, "end_pass"):
-        await stores.durable.end_pass(holder, delivery, due)
+        await stores.durable.end_pass(holder, delivery, Ended(due))
         return
     await stores.checkpointer.release(holder)
     if due is None:

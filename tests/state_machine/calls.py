@@ -225,7 +225,7 @@ class Queue(Asking):
                 self.make_ready(workflow, queue)
                 self.take(queue)
         nobody = Both(Delivery(workflow, "nobody's"), Delivery(workflow, "nobody's"))
-        return chosen(self.deliveries[queue, workflow], which, nobody)
+        return chosen(self.deliveries[self.namespaces[queue], workflow], which, nobody)
 
     @rule(workflow=WORKFLOWS, queue=NAMES)
     def make_ready(self, workflow: str, queue: str) -> None:
@@ -253,7 +253,7 @@ class Queue(Asking):
         return taken
 
     def is_new(self, queue: str, delivery: Both) -> None:
-        earlier = self.deliveries[queue, delivery.memory.workflow]
+        earlier = self.deliveries[self.namespaces[queue], delivery.memory.workflow]
         for one in earlier:
             assert one.memory.receipt != delivery.memory.receipt
             assert one.sqlite.receipt != delivery.sqlite.receipt
