@@ -354,7 +354,7 @@ def outcome(status: Status) -> object:
     told = status.detail if isinstance(status.detail, Mapping) else {}
     if "unstored" in told:
         raise TypeError(
-            f"workflow {shown(status.workflow)} completed with a {told['unstored']}, "
+            f"workflow {shown(status.workflow)} completed with a value of type {told['unstored']}, "
             "which could not be stored"
         )
     if "unreadable" in told:
