@@ -5,7 +5,8 @@
 Workers run workflows that write an inside ledger (a table of the same file, by `transact`) and an
 outside one (lines of a log, by `step`). Clients arrive, deliver and delete; they log what they
 intend before the call and what was acknowledged after it. The parent kills (SIGKILL), freezes
-(SIGSTOP) and stops them, deletes what is finished, lets the rest drain, and checks the books.
+(SIGSTOP) and stops them, lets the rest drain, and checks the books. Meanwhile a steward uses the
+ledger: looks, retries what is parked, cancels, rewinds, forks, sweeps and deletes what is finished.
 Exits 0 only if everything holds; if not, it says what does not and keeps the file and the logs.
 Choices follow from the seed, timing does not. POSIX only.
 """

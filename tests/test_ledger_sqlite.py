@@ -393,6 +393,42 @@ async def test_a_claim_whose_token_lies_ahead_outlives_its_workflow(
     assert started.holder.token > token > ahead.token
 
 
+@pytest.mark.parametrize("how", [DONE, AT_REST, raised(FAILURE, None)], ids=str)
+async def test_what_arrives_through_another_queue_during_a_pass_is_not_overwritten_by_its_end(
+    durable: SqliteDurable, how: Any, path: Path, clock: Clock
+):
+    """The pass still holds its own delivery: nothing there tells it of the arrival."""
+    elsewhere = over(durable.checkpointer.database, "another")
+    started = await began(durable, "w")
+    assert started.holder is not None
+    await elsewhere.deliver("w", "more")
+    end = how if isinstance(how, Ended) else ended(how)
+    assert await durable.end_pass(started.holder, started.delivery, end) == "ready"
+    status = await durable.status("w")
+    assert status is not None
+    assert (status.state, status.namespace, status.attempts) == ("ready", "another", 0)
+    assert odd(path, clock) == []
+    (again,) = await elsewhere.start_passes(9, NOW, LEASE)
+    assert again.attempt == 1
+
+
+async def test_a_delivery_that_somebody_else_took_is_no_new_chance_for_what_fails(
+    durable: SqliteDurable, clock: Clock
+):
+    started = await began(durable, "w")
+    assert started.holder is not None
+    clock.advance(LEASE - SECOND)
+    assert await durable.checkpointer.extend(started.holder, 9 * LEASE, 9 * LEASE)
+    clock.advance(2 * SECOND)
+    (retaken,) = await durable.start_passes(9, NOW, LEASE)
+    assert retaken.holder is None
+    end = raised(FAILURE, None)
+    assert await durable.end_pass(started.holder, started.delivery, end) == "ready"
+    clock.advance(2 * LEASE)
+    (parked,) = await durable.start_passes(9, NOW, LEASE, attempts=1)
+    assert parked.over == "parked", "its attempts were given back to it"
+
+
 # --- sweeping -----------------------------------------------------------------------------------
 
 
@@ -419,7 +455,7 @@ async def test_a_sweep_lets_others_write_in_between_and_deletes_only_its_own(
         with statements(connection) as ran, pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "SWEEPING", math.inf)
             assert await durable.sweep(older=NOW, limit=10**6) == len(swept)
-        assert ran.count("COMMIT") == 4  # the last one finds nothing
+        assert ran.count("COMMIT") == 3
         assert rows(path, RECORDS) == kept
         assert rows(path, "SELECT workflow FROM workflow_claim") == [("of others",)]
         assert await listed(durable) == ["of others"]
@@ -471,12 +507,15 @@ async def test_a_sweep_leaves_what_is_not_old_enough_to_the_microsecond(
     assert await durable.sweep(older=HOUR) == 1
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["a known queue", "one of the scheduler's"])
 @pytest.mark.parametrize("queue", ["workflow", "another"])
 async def test_a_sweep_leaves_what_is_queued_anywhere_and_what_a_pass_holds(
-    durable: SqliteDurable, queue: str, clock: Clock
+    durable: SqliteDurable, queue: str, known: bool, clock: Clock
 ):
     elsewhere = over(durable.checkpointer.database, queue)
-    await elsewhere.arrive("w", "k", 1)
+    if known:
+        await elsewhere.arrive("w", "k", 1)
+        await elsewhere.scheduler.cancel("w")
     await came_to(durable, "w")
     await elsewhere.scheduler.make_ready("w")
     clock.advance(SECOND)

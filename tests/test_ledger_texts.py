@@ -21,7 +21,7 @@ from test_ledger_sqlite import (
     over,
 )
 from without_durability import LEASE, Clock
-from without_durability_sqlite import SqliteDurable, connect, migrate, steering
+from without_durability_sqlite import SqliteDurable, connect, lookups, migrate
 
 __all__ = ["durable", "neighbour"]
 
@@ -56,11 +56,11 @@ def test_a_prefix_is_what_the_ids_begin_with_character_by_character(
                 assert await listed(durable, prefix=prefix, state="failed") == []
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steering, "FEW", few)
+        patch.setattr(lookups, "FEW", few)
         patch.setattr(
-            steering,
+            lookups,
             "WITH_PREFIX",
-            steering.WITH_PREFIX.replace(str(5_001), str(few + 1)),
+            lookups.WITH_PREFIX.replace(str(5_001), str(few + 1)),
         )
         asyncio.run(check())
 

@@ -553,3 +553,23 @@ async def test_their_schema_run_again_on_the_upgraded_file_changes_nothing(path,
         assert everything(path) == before
         await migrate(stores.checkpointer.database)
         assert everything(path) == before
+
+
+@pytest.mark.parametrize(
+    "lost", ["TABLE workflow_count", "TRIGGER workflow_run_recounted", "INDEX workflow_run_state"]
+)
+async def test_counts_that_a_file_lost_are_counted_anew(path: Path, clock: Clock, lost: str):
+    async with connect(path, clock=clock.seconds) as database:
+        await migrate(database)
+        durable = over_sqlite(database, clock).durable
+        for workflow in ("one", "two", "three"):
+            await durable.arrive(workflow, "k", 1)
+        await database.run(lambda connection: connection.execute(f"DROP {lost}").close())
+        if not lost.startswith("TABLE"):  # then nothing can be changed
+            await durable.cancel("one")
+        await migrate(database)
+        await durable.cancel("one")
+        counts = await durable.counts()
+        assert (counts["ready"], counts["cancelled"]) == (2, 1)
+        assert len((await durable.list(state="ready")).items) == 2
+        assert await database.run(lambda at: oddities(at, clock.seconds())) == []

@@ -10,17 +10,25 @@ from typing import Any
 
 import pytest
 
-from without_durability_sqlite import SCHEMA, checking, loading, schema, statements, steering
+from without_durability_sqlite import (
+    SCHEMA,
+    checking,
+    loading,
+    lookups,
+    schema,
+    statements,
+    steering,
+)
 
 STATEMENTS = {
     name: text
-    for module in (loading, schema, statements, steering, checking)
+    for module in (loading, schema, statements, lookups, steering, checking)
     for name, text in vars(module).items()
     if name.isupper()
     and not name.startswith("_")
     and isinstance(text, str)
     and name != "SCHEMA"
-    and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE)\b", text)
+    and re.match(r"\s*(WITH|SELECT|INSERT|UPDATE|DELETE)\b", text)
 }
 
 BY_KEY = "USING INDEX sqlite_autoindex_workflow_checkpoint_1 (workflow=? AND step=?)"
@@ -63,12 +71,14 @@ PLANNED: dict[str, tuple[str, ...]] = {
     "CANCEL": (QUEUE_BY_KEY,),
     "END_CLAIM": (CLAIM_BY_KEY,),
     "QUEUED": (QUEUE_BY_KEY,),
+    "QUEUES": ("SEARCH workflow_queue USING COVERING INDEX workflow_queue_visible_at",),
     "ARRIVED": (),
     "STANDING": (RUN_BY_KEY,),
     "ONE_MORE": (RUN_BY_SEQ,),
     "STARTED": (RUN_BY_SEQ,),
     "STARTED_FIRST": (),
     "PARKED": (RUN_BY_SEQ,),
+    "ENDED_HERE": (RUN_BY_KEY,),
     "ENDED": (RUN_BY_KEY,),
     "FORGET": (RUN_BY_KEY,),
 }
@@ -99,6 +109,7 @@ STEERED: dict[str, tuple[str, ...]] = {
     "REWOUND": (),
     "FORK": (BY_WORKFLOW,),
     "FORKED": (RUN_BY_KEY,),
+    "STILL_RIPE": ("SEARCH run USING INTEGER PRIMARY KEY (rowid=?)", QUEUE_OF),
     "SWEEPABLE": ("INDEX workflow_run_finished (state=? AND updated_at<?)", QUEUE_OF),
     "SWEEP_RECORDS": (BY_WORKFLOW, RUN_BY_SEQ),
     "SWEEP_CLAIM": (CLAIM_BY_KEY, RUN_BY_SEQ),
@@ -127,7 +138,9 @@ MAY_SCAN_TOO = {
     "COUNTS": {"SCAN workflow_count"},
     "WITH_PREFIX": {"SCAN (subquery-1)"},
     "BESIDE_TABLES": {"SCAN sqlite_schema"},
-    "SWEEPABLE": {"SCAN kept"},
+    "SWEEPABLE": {"SCAN queues"},
+    "STILL_RIPE": {"SCAN queues"},
+    "QUEUES": {"SCAN queues"},
 }
 
 # One workflow's records in the order of their writing, a few thousand workflows in that of theirs.

@@ -462,6 +462,7 @@ async def test_an_error_that_is_hard_to_write_down_is_written_down_all_the_same(
     assert (status.state, status.attempts) == ("ready", 1)
     assert status.error is not None
     assert told in status.error.message
+    assert "raise error" in status.error.traceback, "the traceback was lost with the message"
     assert len(status.error.message) + len(status.error.traceback) < 20_000
 
 

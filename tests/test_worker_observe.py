@@ -35,6 +35,7 @@ from without_durability import (
     ClaimLost,
     Clock,
     Event,
+    Fenced,
     MemoryCheckpointer,
     MemoryDurable,
     MemoryScheduler,
@@ -629,12 +630,17 @@ async def test_events_come_in_order_and_steps_of_many_passes_within_their_own(
 # --- an observer that does harm -----------------------------------------------------------------
 
 
-async def test_an_observer_that_raises_changes_nothing_but_the_log(kept: Kept):
+@pytest.mark.parametrize(
+    "harm", [LookupError, Fenced, asyncio.CancelledError, SystemExit, GeneratorExit]
+)
+async def test_an_observer_that_raises_changes_nothing_but_the_log(
+    kept: Kept, harm: type[BaseException]
+):
     raised: list[str] = []
 
     def observe(event: Any) -> None:
         raised.append(type(event).__name__)
-        raise LookupError("of the observer's own")
+        raise harm("of the observer's own")
 
     async def body(run: Run[Any]) -> str:
         if run.workflow == "bad":

@@ -10,7 +10,7 @@ import sqlite3
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -190,6 +190,20 @@ async def test_a_retry_over_a_durable_without_a_ledger_is_refused_by_the_call_it
         finally:
             if coroutine is not None:
                 coroutine.close()
+
+
+def test_a_retry_over_whole_passes_without_a_ledger_is_refused_too(clock: Clock):
+    """It would drop what it cannot park."""
+
+    class Whole:
+        def __init__(self, durable: Any) -> None:
+            self.checkpointer, self.scheduler = durable.checkpointer, durable.scheduler
+            self.start_pass, self.end_pass = durable.start_pass, durable.end_pass
+
+    ledger = MemoryDurable(MemoryCheckpointer(), MemoryScheduler())
+    with pytest.raises(ValueError, match="a ledger"):
+        work(cast("Any", Whole(ledger)), completing, retry=Retry())
+    work(cast("Any", Whole(ledger)), completing).close()
 
 
 async def test_without_its_passes_a_durable_is_worked_as_two_stores(kept: Kept):

@@ -63,7 +63,7 @@ class Policy:
     def __post_init__(self) -> None:
         durable: Any = self.durable
         both = hasattr(durable, "start_pass") and hasattr(durable, "end_pass")
-        if self.retry is not None and not both:
+        if self.retry is not None and not (both and hasattr(durable, "status")):
             raise ValueError("retry needs a durable with a ledger, to park a workflow in")
         object.__setattr__(self, "whole", durable if both else None)
 

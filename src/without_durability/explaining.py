@@ -9,6 +9,8 @@ from typing import NamedTuple
 from .ledger import Failure, Status, due_of
 from .values import shown
 
+__all__ = ["Standing", "explained", "in_utc", "in_words"]
+
 
 class Standing(NamedTuple):
     """What a workflow's claim and its queue row say at a moment, beside its row in the ledger.

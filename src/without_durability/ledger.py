@@ -5,13 +5,16 @@ The clauses are numbered L1… and stated once, at the `Ledger` protocol.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, get_args
 
 from .checks import check_attempts, check_limit, check_text
+from .codec import Encoded
 from .durations import check_duration
 from .interfaces import Effect, PassDurable
 from .outcomes import Blocked, Completed, Sleeping
@@ -19,11 +22,8 @@ from .retrying import CAP, FACTOR, FIRST, JITTER, pause_after
 from .values import COMPLETED, PAGE, SWEPT, Ended, State, shown
 
 __all__ = [
-    "COMPLETED",
     "FINISHED",
-    "PAGE",
     "STATES",
-    "SWEPT",
     "Failure",
     "Ledger",
     "Page",
@@ -39,6 +39,8 @@ STATES: tuple[State, ...] = get_args(State)
 
 FINISHED: tuple[State, ...] = ("completed", "failed", "cancelled")
 """The states that no worker takes a workflow out of by itself: what `sweep` may remove."""
+
+logger = logging.getLogger("without_durability.ledger")
 
 _MESSAGE = 2_000
 _TRACEBACK = 8_000
@@ -185,7 +187,8 @@ class Ledger(PassDurable[Effect], Protocol[Effect]):
       `delete` end that.
     - **L3** A pass starts only on a delivery that is still held, over a workflow that is not
       cancelled and has attempts left: its claim and `attempts + 1` are one commit. One whose
-      attempts are used up is parked instead, so that a body that kills its process is counted too.
+      attempts are used up is parked instead, so that a body that kills its process is counted too;
+      what arrived before that waits for its `retry`.
     - **L4** An orderly end writes state and detail, attempts 0, answers the delivery and releases
       the claim in one commit, unless the pass is no longer the newest: then it says nothing. What
       was made ready meanwhile stays `ready`.
@@ -206,7 +209,8 @@ class Ledger(PassDurable[Effect], Protocol[Effect]):
       that nothing is known of, and makes that ready: in one commit.
     - **L13** `sweep` deletes finished workflows whose row has not changed for `older`, the longest
       unchanged first and at most `limit`; claims go with them, and what is queued does not.
-    - **L14** `result` waits for the end.
+    - **L14** `result` waits for the end. An end need not be on the disk yet: after a power cut that
+      took it the pass is made again, from its records.
     - **L15** `why` is one sentence for every state.
     - **L16** `delete` removes the row with the rest.
 
@@ -321,10 +325,11 @@ def failure_of(error: BaseException) -> Failure:
         trace = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))
     except Exception:  # the error is asked for its truth, which is its own
         trace = "".join(traceback.format_tb(frames or error.__traceback__))
-    if len(trace) > _TRACEBACK:
-        trace = "…\n" + trace[-_TRACEBACK:].partition("\n")[2]
     if len(message) > _MESSAGE:
         message = message[:_MESSAGE] + "…"
+        trace = "".join(traceback.format_tb(frames or error.__traceback__)) + f"{name}: {message}\n"
+    if len(trace) > _TRACEBACK:
+        trace = "…\n" + trace[-_TRACEBACK:].partition("\n")[2]
     return Failure(_storable(name), _storable(message), _storable(trace))
 
 
@@ -343,6 +348,28 @@ def used_up(attempts: int) -> Failure:
 def unstored(value: object) -> dict[str, object]:
     """The detail of a workflow that completed with a result that the codec cannot hold."""
     return {"unstored": type(value).__qualname__}
+
+
+def kept(workflow: str, ended: Ended, encode: Callable[[object], Encoded]) -> Encoded | None:
+    """What goes with a state, encoded; what cannot be keeps no workflow from ending (L4).
+
+    Of a result that cannot be its type is kept, and of anything else nothing.
+    """
+    if ended.detail is None:
+        return None
+    try:
+        return encode(ended.detail)
+    except (TypeError, ValueError):
+        value = ended.detail.get("result") if isinstance(ended.detail, dict) else ended.detail
+        logger.warning(
+            "what workflow %s came to, of type %s, cannot be stored and is not kept",
+            shown(workflow),
+            type(value).__qualname__,
+        )
+    if ended.state == "completed":
+        with suppress(TypeError, ValueError):
+            return encode(unstored(value))
+    return None
 
 
 def outcome(status: Status) -> object:

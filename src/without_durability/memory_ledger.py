@@ -18,15 +18,12 @@ from .checks import (
     check_step_key,
     check_text,
 )
-from .codec import CheckpointCodec, decoded, encoded
+from .codec import decoded, encoded
 from .durations import check_duration, check_wait
 from .explaining import Standing, explained
 from .ledger import (
-    COMPLETED,
     FINISHED,
-    PAGE,
     STATES,
-    SWEPT,
     Page,
     State,
     Status,
@@ -34,12 +31,23 @@ from .ledger import (
     check_states,
     due_of,
     error_detail,
+    kept,
     outcome,
-    unstored,
     used_up,
 )
 from .memory import MemoryCheckpointer, MemoryScheduler, Stored, wake
-from .values import INBOX, Delivery, Ended, Entry, Pass, Started, shown
+from .values import (
+    COMPLETED,
+    INBOX,
+    PAGE,
+    SWEPT,
+    Delivery,
+    Ended,
+    Entry,
+    Pass,
+    Started,
+    shown,
+)
 
 logger = logging.getLogger("without_durability.memory")
 
@@ -145,7 +153,8 @@ class MemoryDurable:
         if ended.due is not None:
             check_aware("due", ended.due)
         workflow = holder.workflow
-        detail = _ended_detail(self.checkpointer.codec, workflow, ended)
+        codec = self.checkpointer.codec
+        detail = kept(workflow, ended, lambda told: encoded(codec, workflow, _DETAIL, told)[0])
         now = self.checkpointer._moment()
         newest = self.checkpointer._unreleased(holder)
         answered = self.scheduler._out(delivery)
@@ -164,8 +173,11 @@ class MemoryDurable:
         attempts = run.attempts if ended.attempts is None else ended.attempts
         if not answered and state != "ready" and self.scheduler._queued(workflow):
             # Made ready meanwhile: a new chance, of which a failed one keeps its error.
-            detail = detail if state == "failed" else None
-            state, attempts = "ready", 0
+            if state != "failed":
+                detail = None
+            elif workflow in self.scheduler.queue:  # and not merely taken by somebody else
+                attempts = 0
+            state = "ready"
         self._put(workflow, now, state, detail, attempts)
         return state
 
@@ -422,27 +434,6 @@ def _last_error(run: MemoryRun | None) -> Any:
 
 def _from_outside(key: str, record: Stored) -> bool:
     return record.supplied or key.startswith(INBOX)
-
-
-def _ended_detail(codec: CheckpointCodec[Any], workflow: str, ended: Ended) -> Any:
-    """The encoded detail; a result that the codec cannot hold keeps no workflow from ending (L14).
-
-    What it cannot hold at all is left out.
-    """
-    if ended.detail is None:
-        return None
-    value = ended.detail.get("result") if isinstance(ended.detail, dict) else ended.detail
-    details = [ended.detail, unstored(value)] if ended.state == "completed" else [ended.detail]
-    for detail in details:
-        try:
-            return encoded(codec, workflow, _DETAIL, detail)[0]
-        except (TypeError, ValueError):
-            logger.warning(
-                "what workflow %s came to, of type %s, cannot be stored and is not kept",
-                shown(workflow),
-                type(value).__qualname__,
-            )
-    return None
 
 
 def _ahead(now: datetime, seconds: float) -> datetime:

@@ -54,7 +54,10 @@ class StepRecorded:
 
 @dataclass(frozen=True, slots=True)
 class PassEnded:
-    """A pass came to an orderly end, or was given back by a worker that is being stopped."""
+    """A pass came to an orderly end, or was given back by a worker that is being stopped.
+
+    `outcome` is what this pass came to: what arrived meanwhile may have made it ready again.
+    """
 
     workflow: str
     token: int
@@ -167,5 +170,7 @@ class Telling:
     def _tell(self, event: Event) -> None:
         try:
             self._observe(event)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             logger.error("the observer failed at %s", type(event).__name__, exc_info=traced(error))

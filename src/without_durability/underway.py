@@ -95,7 +95,8 @@ class Step:
         """What to call once the step is on record."""
         self._reached.begin(self)
         self.task = asyncio.current_task()
-        self._began = self._loop.time()
+        if self._reached.on_step is not None:
+            self._began = self._loop.time()
         return self._recorded
 
     def __exit__(self, *_: object) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from without_durability.values import Delivery, Ended, Pass, Started, State, shown
+from without_durability.values import Delivery, Ended, Pass, Started, State
 
 from .checkpointer import SqliteCheckpointer
 from .commits import StoreCursor
@@ -20,6 +19,7 @@ from .statements import (
     ARRIVED,
     END_CLAIM,
     ENDED,
+    ENDED_HERE,
     HOLDS,
     ONE_MORE,
     PARKED,
@@ -31,8 +31,6 @@ from .statements import (
 )
 
 Claiming = Callable[[StoreCursor, float, str], Pass | None]
-
-logger = logging.getLogger("without_durability_sqlite")
 
 
 class Passes:
@@ -84,7 +82,7 @@ class Passes:
             "now": now,
             "attempt": 1,
         }
-        for seq, state, spent, in_its_queue in cursor.execute(STANDING, asked).fetchall():
+        for seq, state, spent, in_its_queue, _ in cursor.execute(STANDING, asked).fetchall():
             asked["seq"] = seq
             if state == "cancelled":
                 self._drop(cursor, now, delivery, holder)
@@ -144,24 +142,38 @@ class Passes:
             answered = answering(cursor, now)
             if not newest:
                 return None
-            asked = _written_down(holder.workflow, ended, detail, now)
+            asked = row | _written_down(holder.workflow, ended, detail, now)
             if ended.state is None:
                 if ended.attempts is not None:
                     cursor.execute(ENDED, asked)
                 return _stands(cursor, row)
-            stands = ended.state
-            if not answered and stands != "ready" and cursor.execute(QUEUED, row).fetchall():
-                asked |= {"state": "ready", "attempts": 0}  # made ready meanwhile: a new chance
-                if stands != "failed":
-                    asked["detail"] = None
-                stands = "ready"
-            if not touched(cursor, ENDED, asked):
-                return None
-            if stands in ("completed", "failed"):
-                cursor.ended.append(holder.workflow)
-            return stands
+            if answered and touched(cursor, ENDED_HERE, asked):
+                return self._ended(cursor, holder, ended.state)
+            return self._overtaken(cursor, holder, ended, asked)
 
         return operation
+
+    def _ended(self, cursor: StoreCursor, holder: Pass, state: State) -> State:
+        if state in ("completed", "failed"):
+            cursor.ended.append(holder.workflow)
+        return state
+
+    def _overtaken(
+        self, cursor: StoreCursor, holder: Pass, ended: Ended, asked: dict[str, Any]
+    ) -> State | None:
+        """An end of which something may have come between: what is queued is to be run (L4)."""
+        assert ended.state is not None
+        for _, _, _, _, raw in cursor.execute(STANDING, asked).fetchall():
+            queue = asked | {"namespace": raw.decode(errors="replace")}
+            for (made_ready,) in cursor.execute(QUEUED, queue).fetchall():
+                asked["state"] = "ready"
+                if made_ready and ended.state == "failed":  # a new chance, unlike a mere take
+                    asked["attempts"] = 0
+                if ended.state not in ("ready", "failed"):
+                    asked["detail"] = None
+            if touched(cursor, ENDED, asked):
+                return self._ended(cursor, holder, asked["state"])
+        return None
 
     def with_records(self, connection: sqlite3.Connection, started: list[Started]) -> list[Started]:
         """With what is recorded, where that is no more than a piece and can be read."""
@@ -179,30 +191,19 @@ class Passes:
         return loaded
 
     def detail(self, workflow: str, ended: Ended) -> str | None:
-        """The encoding of a detail; a result that cannot be stored keeps no workflow from ending.
-
-        What the codec cannot hold at all is left out.
-        """
+        """The encoding of what goes with a state, as far as it can be kept."""
         if ended.detail is None:
             return None
-        from without_durability.ledger import unstored
+        from without_durability.ledger import kept
 
-        value = ended.detail.get("result") if isinstance(ended.detail, dict) else ended.detail
-        details = [ended.detail, unstored(value)] if ended.state == "completed" else [ended.detail]
-        for detail in details:
-            try:
-                return self._checkpointer._encoded(workflow, "the ledger's detail", detail)[0]
-            except (TypeError, ValueError):
-                logger.warning(
-                    "what workflow %s came to, of type %s, cannot be stored and is not kept",
-                    shown(workflow),
-                    type(value).__qualname__,
-                )
-        return None
+        def encode(detail: object) -> str:
+            return self._checkpointer._encoded(workflow, "the ledger's detail", detail)[0]
+
+        return kept(workflow, ended, encode)
 
 
 def _stands(cursor: StoreCursor, row: dict[str, Any]) -> State | None:
-    for _, state, _, _ in cursor.execute(STANDING, row).fetchall():
+    for _, state, _, _, _ in cursor.execute(STANDING, row).fetchall():
         return state  # type: ignore[no-any-return]
     return None
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from .files import main_file
 from .rows import rows
-from .statements import TOO_LATE
+from .statements import OF_INBOX, TOO_LATE
 
 VERSION = 2
 """The version of the schema below, kept in `workflow_schema` and nowhere else."""
@@ -229,8 +229,7 @@ _CARRY_CLAIMS_OVER = (
 
 
 # What a message is in a file from before the ledger.
-_MESSAGES_WERE_SUPPLIED = """
-UPDATE workflow_checkpoint SET supplied = 1 WHERE step >= 'inbox:' AND step < 'inbox;'"""
+_MESSAGES_WERE_SUPPLIED = f"UPDATE workflow_checkpoint SET supplied = 1 WHERE {OF_INBOX}"
 
 # A row for every workflow that has records or a queue row. One that is at rest has completed or
 # waits for something: `blocked`, since that is what nobody sweeps.
@@ -259,12 +258,20 @@ FROM known LEFT JOIN recorded USING (workflow) LEFT JOIN queued USING (workflow)
 ORDER BY first IS NULL, first, known.workflow"""
 
 
+# The counts of a file that has lost them, or one of the triggers that keep them.
+_COUNT_ANEW = (
+    "DELETE FROM workflow_count",
+    """
+    INSERT INTO workflow_count (state, namespace, count)
+    SELECT state, namespace, count(*) FROM workflow_run GROUP BY state, namespace""",
+)
+
+
 def is_current(connection: sqlite3.Connection) -> bool:
     """Whether the file has this very schema already, which a look without any lock tells."""
-    beside = {name.decode(errors="replace") for (name,) in rows(connection, BESIDE_TABLES)}
     return (
         version_of(connection) == VERSION
-        and beside >= _BESIDE_TABLES
+        and _lacks(connection) == set()
         and all(
             columns.keys() | _ADDED.get(table, {}).keys() <= _columns(connection, table).keys()
             for table, columns in _TABLES.items()
@@ -296,12 +303,22 @@ def bring_up_to_date(cursor: sqlite3.Cursor, now: float) -> None:
             for name in columns.keys() - found.keys():
                 cursor.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name].type}")
     had_ledger = bool(_columns(connection, "workflow_run"))
+    had_counts = bool(_columns(connection, "workflow_count")) and not _lacks(connection)
     for statement in _STATEMENTS:
         cursor.execute(statement)
     if not had_ledger:
         cursor.execute(_MESSAGES_WERE_SUPPLIED)
         cursor.execute(_DERIVE_LEDGER, {"now": now})
+    elif not had_counts:
+        for statement in _COUNT_ANEW:
+            cursor.execute(statement)
     cursor.execute("INSERT OR IGNORE INTO workflow_schema (version) VALUES (?)", (VERSION,))
+
+
+def _lacks(connection: sqlite3.Connection) -> set[str]:
+    """The indexes and triggers of this schema that the file does not have."""
+    beside = {name.decode(errors="replace") for (name,) in rows(connection, BESIDE_TABLES)}
+    return _BESIDE_TABLES - beside
 
 
 def _check_shape(connection: sqlite3.Connection, table: str, found: Columns) -> None:

@@ -5,6 +5,19 @@ from __future__ import annotations
 TOO_LATE = 253402300800
 """The first Unix second that no `datetime` can hold."""
 
+OF_INBOX = "step >= 'inbox:' AND step < 'inbox;'"
+"""Whether a record is a message: its key lies in the inbox space."""
+
+# Every queue that holds something, by as many steps along the index as there are queues.
+QUEUES = """
+WITH RECURSIVE queues (name) AS (
+    SELECT min(namespace) FROM workflow_queue
+    UNION ALL
+    SELECT (SELECT min(namespace) FROM workflow_queue WHERE namespace > name)
+    FROM queues WHERE name IS NOT NULL
+)
+SELECT name FROM queues WHERE name IS NOT NULL"""
+
 # --- records ----------------------------------------------------------------------------------
 # No row: nothing is recorded under the key.
 READ = """
@@ -165,7 +178,10 @@ DONE = f"DELETE FROM workflow_queue WHERE {_HELD}"
 
 CANCEL = "DELETE FROM workflow_queue WHERE namespace = :namespace AND workflow = :workflow"
 
-QUEUED = "SELECT 1 FROM workflow_queue WHERE namespace = :namespace AND workflow = :workflow"
+# Whether what is queued was made ready, and not just taken by somebody else. No row: nothing is.
+QUEUED = """
+SELECT taken IS NULL AND (coalesce(taken_for, 1) = 0 OR visible_at <= :now) FROM workflow_queue
+WHERE namespace = :namespace AND workflow = :workflow"""
 
 # --- ledger -----------------------------------------------------------------------------------
 # No row touched: the workflow was cancelled, and nothing is queued for it (L1, L2).
@@ -180,7 +196,8 @@ WHERE state <> 'cancelled'"""
 
 # Where a workflow stands when a pass on it is to start. No row: it never arrived.
 STANDING = """
-SELECT seq, state, attempts, namespace = :namespace FROM workflow_run WHERE workflow = :workflow"""
+SELECT seq, state, attempts, namespace = :namespace, CAST(namespace AS BLOB)
+FROM workflow_run WHERE workflow = :workflow"""
 
 # One more pass over what was ready, which touches no index; then over what was not.
 ONE_MORE = "UPDATE workflow_run SET attempts = :attempt, updated_at = :now WHERE seq = :seq"
@@ -205,5 +222,8 @@ UPDATE workflow_run SET state = coalesce(:state, state),
     detail = CASE WHEN :state IS NULL THEN detail ELSE :detail END,
     attempts = coalesce(:attempts, attempts), updated_at = :now
 WHERE workflow = :workflow AND state <> 'cancelled'"""
+
+# No row touched: that, or it was made ready in another queue since.
+ENDED_HERE = f"{ENDED} AND namespace = :namespace"
 
 FORGET = "DELETE FROM workflow_run WHERE workflow = :workflow"

@@ -10,6 +10,7 @@ durable = SqliteDurable(SqliteCheckpointer(database), SqliteScheduler(database))
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ from .watching import QUIET
 if TYPE_CHECKING:
     from without_durability.ledger import Page, Status
 
-    from .steering import Found
+    from .lookups import Found
 
 __all__ = [
     "BUSY_TIMEOUT",
@@ -70,6 +71,11 @@ SWEEPING = 0.001
 
 RESTING = 1.0
 """How long it rests then, in terms of the time that took."""
+
+LAST_WORD = 6.0
+"""Seconds to wait for a start to be given back, an effect being stuck in the database."""
+
+logger = logging.getLogger("without_durability_sqlite")
 
 GivingBack: TypeAlias = Callable[[StoreCursor, float, "list[Started] | None"], None]
 
@@ -163,7 +169,13 @@ class SqliteDurable:
             def back(cursor: StoreCursor, now: float) -> None:
                 giving_back(cursor, now, started)
 
-            await settle(lambda: self._database._write(back, durable=False))
+            async def given_back() -> None:
+                async with asyncio.timeout(LAST_WORD):
+                    await self._database._write(back, durable=False)
+
+            settled = await settle(given_back)
+            if settled.error is not None:
+                logger.warning("what was started waits to lapse: %r", settled.error)
             raise
 
     async def end_pass(self, holder: Pass, delivery: Delivery, ended: Ended) -> State | None:
@@ -187,7 +199,7 @@ class SqliteDurable:
         return None if found is None else found.status
 
     async def _found(self, workflow: str) -> Found | None:
-        from .steering import found
+        from .lookups import found
 
         check_text("workflow", workflow)
         codec, now = self.checkpointer.codec, self._database._commits.now
@@ -202,21 +214,16 @@ class SqliteDurable:
         after: int | None = None,
         limit: int = PAGE,
     ) -> Page:
-        from without_durability.ledger import check_listing
+        from .lookups import listed
 
-        from .steering import listed
-
-        check_listing(state, namespace, prefix, after, limit)
         codec, now = self.checkpointer.codec, self._database._commits.now
         return await self._database._read(
             lambda at: listed(at, codec, now(), state, namespace, prefix, after, limit)
         )
 
     async def counts(self, namespace: str | None = None) -> dict[State, int]:
-        from .steering import counted
+        from .lookups import counted
 
-        if namespace is not None:
-            check_text("namespace", namespace)
         return await self._database._read(lambda connection: counted(connection, namespace))
 
     async def why(self, workflow: str) -> str:
@@ -317,27 +324,27 @@ class SqliteDurable:
         """Delete what finished long ago, a little at a time: others write in between (L13)."""
         from without_durability.ledger import check_states
 
+        from .lookups import ripe
         from .steering import swept
 
         check_wait("older", older)
         check_limit(limit)
-        chosen = check_states(states)
-        age = older.total_seconds()
+        states = check_states(states)
         count = 0
-        while count < limit:
-            most = min(limit - count, SWEPT_TOGETHER)
-            began = 0.0
-
-            def operation(cursor: StoreCursor, now: float, most: int = most) -> int:
-                nonlocal began
-                began = time.monotonic()
-                return swept(cursor, now, chosen, now - age, most, SWEEPING)
-
-            gone = await self._database._write(operation, durable=False)
-            count += gone
-            if not gone:
+        while not count:  # what was found may all have been woken since
+            now = self._database._commits.now()
+            before = now - older.total_seconds()
+            finding = partial(ripe, states=states, before=before, now=now, limit=limit)
+            seqs = await self._database._read(finding)
+            if not seqs:
                 break
-            await asyncio.sleep(RESTING * (time.monotonic() - began))
+            while seqs:
+                began = time.monotonic()
+                sweeping = partial(swept, seqs=seqs[:SWEPT_TOGETHER], before=before, span=SWEEPING)
+                gone, looked_at = await self._database._write(sweeping, durable=False)
+                count += gone
+                del seqs[:looked_at]
+                await asyncio.sleep(RESTING * (time.monotonic() - began))
         return count
 
     def _readied(

@@ -10,7 +10,8 @@ from typing import Any, NoReturn, TypeVar
 
 from without_durability.checks import check_limit, check_step_key, check_text
 from without_durability.codec import JSON
-from without_durability.ledger import FINISHED, PAGE, STATES
+from without_durability.ledger import FINISHED, STATES
+from without_durability.values import PAGE
 
 from . import moments
 from .refusals import Usage

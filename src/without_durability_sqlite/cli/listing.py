@@ -8,10 +8,10 @@ from datetime import datetime
 
 from without_durability.codec import JSON
 from without_durability.explaining import in_words
-from without_durability.ledger import PAGE, Status
-from without_durability_sqlite import steering
+from without_durability.ledger import Status
+from without_durability.values import PAGE
+from without_durability_sqlite import lookups
 
-from .moments import iso
 from .ours import look_at
 from .refusals import DONE, Refused
 from .screen import STYLE_OF, Screen
@@ -40,7 +40,7 @@ def listing(file: str, typed: Namespace, screen: Screen) -> int:
         items: list[Status] = []
         after = typed.after
         while True:
-            page = steering.listed(
+            page = lookups.listed(
                 connection,
                 JSON,
                 now.timestamp(),
@@ -70,8 +70,8 @@ def listing(file: str, typed: Namespace, screen: Screen) -> int:
                 (
                     named(one.workflow),
                     shown_state(one),
-                    iso(one.created_at) or "",
-                    iso(one.updated_at) or "",
+                    screen.iso(one.created_at),
+                    screen.iso(one.updated_at),
                     str(one.attempts),
                     about(screen, one, now),
                 )

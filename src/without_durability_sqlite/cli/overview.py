@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from without_durability.codec import JSON
 from without_durability.explaining import in_words
 from without_durability.ledger import STATES, Status
-from without_durability_sqlite import schema, steering
+from without_durability_sqlite import lookups, schema
 from without_durability_sqlite.rows import rows
-from without_durability_sqlite.statements import ALIVE_UNTIL
+from without_durability_sqlite.statements import ALIVE_UNTIL, QUEUES
 
 from .moments import ago, iso, many, size
 from .ours import look_at
@@ -24,6 +24,8 @@ from .text import named
 from .workflows import about, facts
 
 FEW = 5
+
+_BEGINNING = datetime.fromtimestamp(0, UTC)
 
 ROOM = 68
 """Columns of a terminal on which the states stand side by side."""
@@ -81,15 +83,15 @@ def overview(connection: sqlite3.Connection, now: datetime) -> Overview:
         of_namespace = counts.setdefault(_text(namespace), dict.fromkeys(STATES, 0))
         of_namespace[_text(state)] = count
     oldest: Oldest | None = None
-    for namespace in counts:
+    for namespace in [name for (name,) in rows(connection, QUEUES)]:
         for workflow, visible_at in rows(connection, OLDEST, asked | {"namespace": namespace}):
-            since = datetime.fromtimestamp(visible_at, UTC)
+            since = lookups.moment_of(visible_at) or _BEGINNING
             if oldest is None or since < oldest.since:
-                oldest = Oldest(_text(workflow), namespace, since)
+                oldest = Oldest(_text(workflow), str(namespace), since)
     running = sorted(_text(workflow) for (workflow,) in rows(connection, AT_WORK, asked))
     failures = []
     for (workflow,) in rows(connection, FAILED, asked):
-        told = steering.found(connection, JSON, _text(workflow), now.timestamp())
+        told = lookups.found(connection, JSON, _text(workflow), now.timestamp())
         if told is not None:
             failures.append(told.status)
     return Overview(counts, running, oldest, failures)

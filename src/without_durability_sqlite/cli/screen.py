@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -83,6 +84,13 @@ class Screen:
         if not self.colour or not text or style not in _STYLES:
             return text
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+    def iso(self, moment: datetime) -> str:
+        """A moment for a program to read, in the zone that was asked for."""
+        if not self.utc:
+            with suppress(OverflowError, OSError, ValueError):  # at the ends of the calendar
+                return moment.astimezone().isoformat()
+        return moment.isoformat()
 
     def moment(self, moment: datetime) -> str:
         """A moment as the user wants to read it."""

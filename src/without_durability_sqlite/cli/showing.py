@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from without_durability.explaining import in_words
+from without_durability_sqlite.lookups import Found
 from without_durability_sqlite.rows import rows
-from without_durability_sqlite.steering import Found
+from without_durability_sqlite.statements import OF_INBOX
 
 from .contents import Stored, brief, one_line, stored
 from .moments import iso, many
@@ -24,9 +25,9 @@ PIECE = 2_000
 """Bytes of a value that are read where no more of it is shown."""
 
 # A value's beginning, its length, and everything else as it is: what is odd is shown as odd.
-TIMELINE = """
+TIMELINE = f"""
 SELECT CAST(step AS BLOB), substr(CAST(value AS BLOB), 1, :most), length(CAST(value AS BLOB)),
-    written_at, supplied OR (step >= 'inbox:' AND step < 'inbox;')
+    written_at, supplied OR ({OF_INBOX})
 FROM workflow_checkpoint WHERE workflow = :workflow ORDER BY seq"""
 
 COLUMNS = [

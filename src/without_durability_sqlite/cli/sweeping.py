@@ -7,8 +7,8 @@ from argparse import Namespace
 
 from without_durability.explaining import in_words
 from without_durability.values import SWEPT
+from without_durability_sqlite.lookups import SWEEPABLE
 from without_durability_sqlite.rows import rows
-from without_durability_sqlite.steering import SWEEPABLE
 from without_durability_sqlite.store import SqliteDurable
 
 from .acting import acted, confirm

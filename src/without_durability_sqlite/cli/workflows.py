@@ -8,8 +8,8 @@ from typing import Any
 
 from without_durability.codec import JSON
 from without_durability.explaining import Standing, explained, in_words
-from without_durability.ledger import STATES, Status
-from without_durability_sqlite import steering
+from without_durability.ledger import Status
+from without_durability_sqlite import lookups
 
 from .contents import one_line
 from .moments import iso
@@ -17,9 +17,9 @@ from .screen import Screen, as_json
 from .text import escaped, named
 
 
-def found(connection: sqlite3.Connection, workflow: str, now: datetime) -> steering.Found | None:
+def found(connection: sqlite3.Connection, workflow: str, now: datetime) -> lookups.Found | None:
     """The workflow's row; `None` where the ledger has none."""
-    return steering.found(connection, JSON, workflow, now.timestamp())
+    return lookups.found(connection, JSON, workflow, now.timestamp())
 
 
 def shown_state(status: Status) -> str:
@@ -27,13 +27,10 @@ def shown_state(status: Status) -> str:
     return "running" if status.running else escaped(str(status.state))
 
 
-def sentence(screen: Screen, workflow: str, told: steering.Found | None, now: datetime) -> str:
+def sentence(screen: Screen, workflow: str, told: lookups.Found | None, now: datetime) -> str:
     """Why it stands where it stands (L15)."""
     if told is None:
         return escaped(explained(workflow, None, Standing(), now))
-    if told.status.state not in STATES:
-        state = repr(told.status.state)
-        return f"{escaped(repr(workflow))} is in state {state}, which this release does not know."
     return escaped(explained(workflow, told.status, told.standing, now, screen.moment))
 
 
