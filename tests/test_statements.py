@@ -103,6 +103,8 @@ STEERED: dict[str, tuple[str, ...]] = {
     "CLAIM_OF": (CLAIM_BY_KEY,),
     "RETRIED": (RUN_BY_KEY,),
     "CANCELLED": (RUN_BY_KEY,),
+    "CANCELLED_UNSEEN": (),
+    "WAITING": (QUEUE_OF,),
     "IS_KNOWN": (CLAIM_BY_KEY, QUEUE_BY_KEY),
     "STEP_SEQ": (BY_KEY,),
     "REWIND": (BY_WORKFLOW,),
@@ -119,7 +121,10 @@ STEERED: dict[str, tuple[str, ...]] = {
 # A check looks at the whole file; what it can find by an index it does.
 CHECKED: dict[str, tuple[str, ...]] = {
     "NOT_QUEUED": ("USING INDEX workflow_run_state (state=?)", QUEUE_OF),
-    "QUEUED_THOUGH_FINISHED": ("USING INDEX workflow_run_finished (state=?)", QUEUE_OF),
+    "QUEUED_THOUGH_FINISHED": (
+        "SEARCH queue USING",
+        "sqlite_autoindex_workflow_run_1 (workflow=?)",
+    ),
     "CLAIMED_FAR_AHEAD": ("SCAN workflow_claim",),
     "TOKEN_FAR_AHEAD": ("SCAN workflow_claim",),
     "CLAIMED_THOUGH_AT_REST": ("SCAN run", CLAIM_BY_KEY),
@@ -140,11 +145,13 @@ MAY_SCAN_TOO = {
     "BESIDE_TABLES": {"SCAN sqlite_schema"},
     "SWEEPABLE": {"SCAN queues"},
     "STILL_RIPE": {"SCAN queues"},
+    "WAITING": {"SCAN queues"},
+    "IS_KNOWN": {"SCAN queues"},
     "QUEUES": {"SCAN queues"},
 }
 
-# One workflow's records in the order of their writing, a few thousand workflows in that of theirs.
-SORTS = {"LOAD", "FORK", "LIST_BY_PREFIX"}
+# A workflow's records as they were written, a few thousand workflows, what few queues hold of one.
+SORTS = {"LOAD", "FORK", "LIST_BY_PREFIX", "WAITING"}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .ledger import Failure, Status, due_of
 from .values import shown
 
-__all__ = ["Standing", "explained", "in_utc", "in_words"]
+__all__ = ["Standing", "Waiting", "explained", "in_utc", "in_words"]
 
 
 class Standing(NamedTuple):
@@ -27,6 +27,14 @@ class Standing(NamedTuple):
     held_until: datetime | None = None
 
 
+class Waiting(NamedTuple):
+    """What is queued for a workflow that the ledger has no row of: only the scheduler was told."""
+
+    namespace: str
+    visible_at: datetime | None
+    taken: bool = False
+
+
 def in_utc(moment: datetime) -> str:
     """A moment as an operator reads it."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -35,13 +43,16 @@ def in_utc(moment: datetime) -> str:
 def explained(
     workflow: str,
     status: Status | None,
-    standing: Standing,
+    standing: Standing | Waiting | None,
     now: datetime,
     moment: Callable[[datetime], str] = in_utc,
 ) -> str:
     """What the workflow does, waits for, or ended with."""
     if status is None:
+        if isinstance(standing, Waiting):
+            return f"{shown(workflow)} {_not_started(standing, now, moment)}"
         return f"Nothing is known of workflow {shown(workflow)}: it never arrived or started here."
+    assert isinstance(standing, Standing)
     told = _STATES.get(status.state, _unknown)(status, standing, now, moment)
     return f"{shown(workflow)} {_printable(told)}"
 
@@ -65,6 +76,16 @@ def in_words(span: timedelta) -> str:
 
 
 _Moment = Callable[[datetime], str]
+
+
+def _not_started(waiting: Waiting, now: datetime, moment: _Moment) -> str:
+    queue = f"in {shown(waiting.namespace)}"
+    if waiting.visible_at is None or waiting.taken:
+        return f"is queued {queue}, and no pass on it has started yet."
+    if waiting.visible_at > now:
+        return f"is scheduled {queue} for {moment(waiting.visible_at)}, its first pass."
+    waits = in_words(now - waiting.visible_at)
+    return f"is queued {queue} for its first pass, and has waited {waits} for a worker to take it."
 
 
 def _ready(status: Status, standing: Standing, now: datetime, moment: _Moment) -> str:
@@ -128,7 +149,10 @@ def _blocked(status: Status, standing: Standing, now: datetime, moment: _Moment)
 
 
 def _completed(status: Status, standing: Standing, now: datetime, moment: _Moment) -> str:
-    return f"completed at {moment(status.updated_at)}."
+    lost = ""
+    if status.unstored:
+        lost = f"; its result, of type {status.unstored}, could not be stored"
+    return f"completed at {moment(status.updated_at)}{lost}."
 
 
 def _failed(status: Status, standing: Standing, now: datetime, moment: _Moment) -> str:

@@ -96,6 +96,12 @@ class Status:
         return self._told("completed", "result")
 
     @property
+    def unstored(self) -> str | None:
+        """The type of a completed workflow's result, where that could not be stored."""
+        told = self._told("completed", "unstored")
+        return None if told is None else str(told)
+
+    @property
     def error(self) -> Failure | None:
         """What a failed workflow failed with, and what a ready one failed with last."""
         told = self._told("failed", "error") or self._told("ready", "error")
@@ -202,7 +208,8 @@ class Ledger(PassDurable[Effect], Protocol[Effect]):
     - **L9** `retry` makes a failed or cancelled workflow `ready`, its attempts 0; of several at
       once one is answered `True`.
     - **L10** `cancel` stops a workflow that has not completed, for good: no pass starts, and one in
-      flight finds its next write `Fenced`. Records and row stay.
+      flight finds its next write `Fenced`. Records and row stay; one that is queued and has no row
+      yet gets it.
     - **L11** `rewind` forgets the step `to` and every step recorded after it, keeps what came from
       outside, raises the fence, makes ready, and says how many records went.
     - **L12** `fork` copies the records, those before the step `before` where one is named, to an id
@@ -340,8 +347,8 @@ def used_up(attempts: int) -> Failure:
     """Why a workflow is parked whose last pass never got to say what was wrong with it."""
     return Failure(
         "Unfinished",
-        f"{attempts} passes were started and none came to an end: they ended with their process, "
-        "or lost their claim",
+        f"{attempts} passes were started and none came to an end: they lost their claim, or ended "
+        "with their process, which another workflow may have ended",
     )
 
 
@@ -379,9 +386,9 @@ def outcome(status: Status) -> object:
     if status.state == "cancelled":
         raise WorkflowCancelled(status.workflow, status.reason)
     told = status.detail if isinstance(status.detail, Mapping) else {}
-    if "unstored" in told:
+    if status.unstored is not None:
         raise TypeError(
-            f"workflow {shown(status.workflow)} completed with a value of type {told['unstored']}, "
+            f"workflow {shown(status.workflow)} completed with a value of type {status.unstored}, "
             "which could not be stored"
         )
     if "unreadable" in told:

@@ -20,7 +20,7 @@ from .checks import (
 )
 from .codec import decoded, encoded
 from .durations import check_duration, check_wait
-from .explaining import Standing, explained
+from .explaining import Standing, Waiting, explained
 from .ledger import (
     FINISHED,
     STATES,
@@ -223,7 +223,11 @@ class MemoryDurable:
     async def why(self, workflow: str) -> str:
         status = await self.status(workflow)
         now = self.checkpointer._moment()
-        return explained(workflow, status, self._standing(workflow, status, now), now)
+        standing = self._standing(workflow, status, now)
+        if status is None and self.scheduler._queued(workflow):
+            waiting = Waiting(NAMESPACE, standing.visible_at, standing.taken)
+            return explained(workflow, None, waiting, now)
+        return explained(workflow, status, standing, now)
 
     async def result(self, workflow: str, *, within: timedelta) -> object:
         check_text("workflow", workflow)
@@ -259,13 +263,14 @@ class MemoryDurable:
         check_text("workflow", workflow)
         check_text("reason", reason)
         run = self.runs.get(workflow)
-        if run is None or run.state in ("completed", "cancelled"):
+        ended = run is not None and run.state in ("completed", "cancelled")
+        if ended or (run is None and not self.scheduler._queued(workflow)):
             return False
         detail, _ = encoded(self.checkpointer.codec, workflow, _DETAIL, {"reason": reason})
         now = self.checkpointer._moment()
         self.checkpointer._raise_fence(workflow)
         self.scheduler._unqueue(workflow)
-        self._put(workflow, now, "cancelled", detail, run.attempts)
+        self._put(workflow, now, "cancelled", detail, run.attempts if run is not None else 0)
         return True
 
     async def rewind(self, workflow: str, to: str) -> int:
@@ -274,8 +279,13 @@ class MemoryDurable:
         records = self.checkpointer.hashes.get(workflow, {})
         if not self._is_known(workflow):
             return 0
-        if to not in records or _from_outside(to, records[to]):
-            raise ValueError(f"no pass of workflow {shown(workflow)} has recorded {shown(to)}")
+        if to not in records:
+            raise ValueError(f"workflow {shown(workflow)} has not recorded a step {shown(to)}")
+        if _from_outside(to, records[to]):
+            raise ValueError(
+                f"{shown(to)} of workflow {shown(workflow)} is no step: it came from outside, "
+                "and stays"
+            )
         now = self.checkpointer._moment()
         keys = [*records]
         forgotten = [key for key in keys[keys.index(to) :] if not _from_outside(key, records[key])]
@@ -299,7 +309,7 @@ class MemoryDurable:
                 f"workflow {shown(into)} exists: a fork begins under an id that is new"
             )
         if before is not None and before not in records:
-            raise ValueError(f"workflow {shown(workflow)} has no record of {shown(before)}")
+            raise ValueError(f"workflow {shown(workflow)} has not recorded a step {shown(before)}")
         now = store._moment()
         keys = [*records]
         copied = keys if before is None else keys[: keys.index(before)]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from without_durability.checks import check_text
 from without_durability.codec import CheckpointCodec
-from without_durability.explaining import Standing
+from without_durability.explaining import Standing, Waiting, explained, in_utc
 from without_durability.ledger import STATES, Page, State, Status, check_listing, due_of
 
 from .rows import rows
-from .statements import ALIVE_UNTIL, HELD_UNTIL, QUEUES
+from .statements import ALIVE_UNTIL, HELD_UNTIL, QUEUES, TOO_LATE
 
 FEW = 5_000
 """Up to so many ids with a prefix are found by their ids, and sorted; else by walking the rows."""
@@ -88,6 +88,13 @@ SWEEPABLE = f"""
 SELECT seq, updated_at FROM workflow_run AS run INDEXED BY workflow_run_finished
 WHERE state = :state AND {RIPE} ORDER BY updated_at LIMIT :limit"""
 
+# Since when, or from when on, what nobody has started waits in some queue.
+WAITING = f"""
+SELECT CAST(queue.namespace AS BLOB), queue.visible_at, queue.taken IS NOT NULL
+FROM ({QUEUES}) AS queues CROSS JOIN workflow_queue AS queue
+WHERE queue.namespace = queues.name AND queue.workflow = :workflow
+ORDER BY queue.visible_at LIMIT 1"""
+
 CLAIM_OF = f"""
 SELECT token, {ALIVE_UNTIL}, {HELD_UNTIL} FROM workflow_claim
 WHERE workflow = :workflow AND {ALIVE_UNTIL} > :now"""
@@ -114,6 +121,28 @@ def found(
             )
         return Found(status, standing)
     return None
+
+
+def waiting(connection: sqlite3.Connection, workflow: str) -> Waiting | None:
+    """What is queued for a workflow without a row: only its scheduler was told of it."""
+    for namespace, visible_at, taken in rows(connection, WAITING, {"workflow": workflow}):
+        return Waiting(namespace.decode(errors="replace"), moment_of(visible_at), bool(taken))
+    return None
+
+
+def told(
+    connection: sqlite3.Connection,
+    codec: CheckpointCodec[str],
+    workflow: str,
+    now: float,
+    moment: Callable[[datetime], str] = in_utc,
+) -> str:
+    """The sentence about a workflow (L15)."""
+    at = found(connection, codec, workflow, now)
+    moment_now = moment_of(now) or _BEGINNING
+    if at is None:
+        return explained(workflow, None, waiting(connection, workflow), moment_now, moment)
+    return explained(workflow, at.status, at.standing, moment_now, moment)
 
 
 def listed(
@@ -206,11 +235,12 @@ _BEGINNING = datetime.fromtimestamp(0, UTC)
 
 
 def moment_of(seconds: Any) -> datetime | None:
-    """A column's moment, where it is one."""
-    try:
-        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    except (OverflowError, OSError, TypeError, ValueError):
+    """A column's moment, as near to it as a `datetime` comes; `None` for what is no number."""
+    if not isinstance(seconds, (int, float)) or seconds != seconds:
         return None
+    if seconds >= TOO_LATE:
+        return datetime.max.replace(tzinfo=UTC)
+    return datetime.fromtimestamp(max(seconds, 0), UTC)
 
 
 def _beyond(prefix: str) -> str | bytes:

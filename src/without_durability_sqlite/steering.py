@@ -10,8 +10,9 @@ from without_durability.values import shown
 
 from .commits import StoreCursor
 from .lookups import RIPE
+from .operations import touched
 from .rows import as_milliseconds
-from .statements import ALIVE_UNTIL, CANCEL, OF_INBOX, RAISE_FENCE
+from .statements import ALIVE_UNTIL, CANCEL, OF_INBOX, QUEUED, QUEUES, RAISE_FENCE
 
 LAST = 2**62
 """Past every `seq`."""
@@ -28,11 +29,18 @@ UPDATE workflow_run SET state = 'cancelled', detail = :detail, updated_at = :now
 WHERE workflow = :workflow AND state NOT IN ('completed', 'cancelled')
 RETURNING CAST(namespace AS BLOB)"""
 
+# One that only its scheduler was told of.
+CANCELLED_UNSEEN = """
+INSERT INTO workflow_run (workflow, namespace, state, detail, created_at, updated_at)
+VALUES (:workflow, :namespace, 'cancelled', :detail, :now, :now)
+ON CONFLICT (workflow) DO NOTHING"""
+
 # Whatever is known of an id: its row, its records, a live claim, what is queued for it.
 IS_KNOWN = f"""
 SELECT 1 FROM workflow_run WHERE workflow = :workflow
 UNION ALL SELECT 1 FROM workflow_checkpoint WHERE workflow = :workflow
-UNION ALL SELECT 1 FROM workflow_queue WHERE workflow = :workflow AND namespace = :namespace
+UNION ALL SELECT 1 FROM ({QUEUES}) AS queues CROSS JOIN workflow_queue
+    WHERE namespace = queues.name AND workflow = :workflow
 UNION ALL SELECT 1 FROM workflow_claim WHERE workflow = :workflow AND {ALIVE_UNTIL} > :now
 LIMIT 1"""
 
@@ -96,7 +104,10 @@ def cancelled(
     }
     queue = _namespace(cursor, CANCELLED, asked)
     if queue is None:
-        return False
+        asked["namespace"] = queue = namespace
+        unseen = cursor.execute(QUEUED, asked).fetchall()
+        if not unseen or not touched(cursor, CANCELLED_UNSEEN, asked):
+            return False
     cursor.execute(RAISE_FENCE, asked)
     for one in {queue, namespace}:
         cursor.execute(CANCEL, asked | {"namespace": one})
@@ -179,6 +190,10 @@ def _seq_of(cursor: StoreCursor, asked: dict[str, Any], *, anybodys: bool = Fals
     for seq, of_a_pass in cursor.execute(STEP_SEQ, asked).fetchall():
         if of_a_pass or anybodys:
             return int(seq)
+        raise ValueError(
+            f"{shown(asked['step'])} of workflow {shown(asked['workflow'])} is no step: it came "
+            "from outside, and stays"
+        )
     raise ValueError(
         f"workflow {shown(asked['workflow'])} has not recorded a step {shown(asked['step'])}"
     )

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -227,13 +227,11 @@ class SqliteDurable:
         return await self._database._read(lambda connection: counted(connection, namespace))
 
     async def why(self, workflow: str) -> str:
-        from without_durability.explaining import Standing, explained
+        from .lookups import told
 
-        found = await self._found(workflow)
-        now = datetime.fromtimestamp(self._database._commits.now(), UTC)
-        if found is None:
-            return explained(workflow, None, Standing(), now)
-        return explained(workflow, found.status, found.standing, now)
+        check_text("workflow", workflow)
+        codec, now = self.checkpointer.codec, self._database._commits.now
+        return await self._database._read(lambda at: told(at, codec, workflow, now()))
 
     async def result(self, workflow: str, *, within: timedelta) -> object:
         """What the body returned, waiting for it (L14).

@@ -122,3 +122,14 @@ def test_fault_a_command_on_a_file_that_is_not_there_is_one_line_and_makes_no_fi
         assert done.stderr.count("\n") == 1
         assert "there is no file" in done.stderr
     assert [*tmp_path.iterdir()] == []
+
+
+async def test_fault_what_only_its_scheduler_was_told_of_can_be_explained_and_cancelled(kept: Kept):
+    ledger = kept.durable
+    await ledger.scheduler.make_ready("w")
+    assert await ledger.status("w") is None
+    assert "is queued in 'workflow'" in await ledger.why("w")
+    assert await ledger.cancel("w", "not wanted")
+    assert await kept.delivered() is None
+    assert (await kept.status()).reason == "not wanted"
+    assert not await ledger.cancel("w")
