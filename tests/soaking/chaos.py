@@ -18,6 +18,7 @@ from soaking.books import Books
 from soaking.lives import DECK, KILLED, NEVER, Life
 from soaking.plan import CLIENTS
 from soaking.processes import durable_over
+from soaking.steering import Steward
 from without_durability_sqlite import (
     SqliteCheckpointer,
     connect,
@@ -29,10 +30,15 @@ TABLES = """
 CREATE TABLE soak_ledger (workflow, step, amount, life, token, newest);
 CREATE INDEX soak_ledger_workflow ON soak_ledger (workflow);
 CREATE TABLE soak_total (amount);
-INSERT INTO soak_total VALUES (0);"""
+INSERT INTO soak_total VALUES (0);
+CREATE TABLE soak_forgotten (workflow, step, value);
+CREATE TRIGGER soak_forgotten AFTER DELETE ON workflow_checkpoint BEGIN
+    INSERT INTO soak_forgotten VALUES (OLD.workflow, OLD.step, OLD.value);
+END;"""
 EXPECTED = re.compile(
     r"INFO |WARNING (the event loop was blocked|aclose waits for work)"
     r"|WARNING .*(lost its claim to its own budget|was cancelled and does not end)"
+    r"|ERROR .* is parked after \d+ attempts"
     r"|WARNING .*(could not be renewed|the store refused|not handed back).*database is locked"
 )
 FAILED = re.compile(r"ERROR .*failed.*\n(.*\n)*.*(Flaky: as told|database is locked|Fenced: .*)\n*")
@@ -52,6 +58,7 @@ class Chaos:
         self.living: dict[str, Life] = {}
         self.lives: dict[str, Life] = {}
         self.did: Counter[str] = Counter()
+        self.steered: Counter[str] = Counter()
         self.draining = folder / "draining"
 
     def tend(self) -> None:
@@ -108,13 +115,15 @@ class Chaos:
             await migrate(database)
             await database.run(lambda connection: connection.executescript(TABLES).close())
             durable = durable_over(SqliteCheckpointer(database))
+            steward = Steward(self.books, durable, self.path, self.draining)
+            self.steered = steward.did
             try:
                 async with asyncio.TaskGroup() as group:
-                    cleaning = group.create_task(self.books.clean(durable))
+                    steering = group.create_task(steward.run())
                     await self.strikes()
-                    await self.drain()
-                    cleaning.cancel()
-                await self.books.check(database, self.lives)
+                    await self.drain(steward)
+                    steering.cancel()
+                await self.books.check(durable, self.lives)
             finally:
                 for life in self.living.values():
                     life.process.kill()
@@ -135,7 +144,7 @@ class Chaos:
                     strike_at += self.options.pace * self.choose.uniform(0.4, 1.6)
             await asyncio.sleep(0.02)
 
-    async def drain(self) -> None:
+    async def drain(self, steward: Steward) -> None:
         """No more blows: let everything finish, and stop the workers in good order."""
         self.draining.touch()
         for life in self.living.values():
@@ -145,7 +154,8 @@ class Chaos:
         while time.time() < ends:
             self.tend()
             up = all(life.is_up for life in self.living.values())
-            if up and not {*CLIENTS} & {*self.living} and not self.books.unfinished():
+            is_fed = up and not {*CLIENTS} & {*self.living}
+            if is_fed and not steward.steering and not self.books.unfinished():
                 break
             await asyncio.sleep(0.05)
         for pid in (os.getpid(), *(life.process.pid for life in self.living.values())):
@@ -166,6 +176,9 @@ class Chaos:
             wrong.append(f"too little happened: {did}, {len(books.finals)} finished")
         if did["freeze"] >= 20 and not books.told["calls silent"]:
             wrong.append("no pass of a frozen process was ever refused")
+        acts = ("retried", "cancelled", "rewound", "forked", "swept", "looks")
+        if self.options.duration >= 30 and not all(self.steered[act] for act in acts):
+            wrong.append(f"too little was steered: {self.steered}")
         shown = [f"WRONG: {text[:4000]}" for text in wrong[:30]]
         for text in shown:
             print(text)
@@ -183,7 +196,9 @@ class Chaos:
             f"{did['cancel'] + did['finish']} restarts, "
             f"lost {len(books.lost)}, doubled {books.doubled} "
             f"(outside: {books.repeats:,} repeats of {books.steps:,} steps, "
-            f"{'all explained' if not wrong else f'{len(wrong)} things WRONG'})",
+            f"{'all explained' if not wrong else f'{len(wrong)} things WRONG'}); "
+            f"{', '.join(f'{self.steered[act]:,} {act}' for act in acts)}; left in the end: "
+            f"{', '.join(f'{count} {state}' for state, count in sorted(books.endings.items()))}",
             flush=True,
         )
         return not wrong

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from soaking.plan import BACKLOG, BUDGET, LEASE, OPEN, WITHIN, planned
+from soaking.plan import BACKLOG, BUDGET, LEASE, OPEN, RETRY, WITHIN, planned
 from without_durability import Fenced, Pass, Run, work
 from without_durability_sqlite import (
     Database,
@@ -116,10 +116,14 @@ class Bodies:
         self.database, self.log, self.life = database, log, life
         self.count, self.tries = itertools.count(), Counter[str]()
 
-    async def body(self, run: Run[Any]) -> None:
-        for number, (kind, detail) in enumerate(await run.awaiting("plan", list)):
+    async def body(self, run: Run[Any]) -> int:
+        segments = await run.awaiting("plan", list)
+        for number, (kind, detail) in enumerate(segments):
             await getattr(self, kind)(run, f"{number} {kind}", detail)
+        await run.awaiting("through", bool)  # nothing more will come: it may be swept
+        await self.step(run, "tail", 0)
         await self.transact(run, "done", 0)
+        return len(segments)
 
     async def transact(self, run: Run[Any], step: str, amount: int) -> None:
         def effect(cursor: sqlite3.Cursor) -> object:
@@ -128,7 +132,8 @@ class Bodies:
             row = (run.workflow, step, amount, self.life, run.holder.token, newest)
             cursor.execute("INSERT INTO soak_ledger VALUES (?, ?, ?, ?, ?, ?)", row)
             cursor.execute("UPDATE soak_total SET amount = amount + ?", (amount,))
-            return {"amount": amount, "life": self.life, "token": run.holder.token}
+            told = {"workflow": run.workflow, "life": self.life, "token": run.holder.token}
+            return {"amount": amount, **told}
 
         await run.transact(step, effect, dict)
 
@@ -147,6 +152,10 @@ class Bodies:
         await run.step(step, effect, dict, within=WITHIN if is_long else None)
 
     long = flaky = step
+
+    async def poison(self, run: Run[Any], step: str, _: float) -> None:
+        if "cure" not in run.recorded:
+            raise Flaky("as told")
 
     async def group(self, run: Run[Any], step: str, seconds: float) -> None:
         async with asyncio.TaskGroup() as group:
@@ -198,7 +207,7 @@ async def worker(folder: Path, path: Path, life: str, seed: int) -> None:
             body = Bodies(database, log, life).body
             durable = durable_over(Watched(database, log))
             (folder / f"{life}.up").touch()
-            await work(durable, body, budget=BUDGET, limit=8, stopping=stopping)
+            await work(durable, body, budget=BUDGET, limit=8, stopping=stopping, retry=RETRY)
 
 
 class Client:
