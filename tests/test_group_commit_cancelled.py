@@ -143,7 +143,7 @@ async def test_a_caller_cancelled_before_the_batch_has_the_lock_is_taken_out(
 
 
 @pytest.mark.parametrize("at", ["COMMIT", "INSERT INTO app"], ids=["committing", "running"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"sweep"}))  # it looks before it writes
 async def test_a_caller_cancelled_after_its_write_began_has_all_of_it_or_it_is_given_back(
     stores: Stores, name: str, at: str
 ):

@@ -2,7 +2,11 @@
 
 import sys
 
-from .cli.main import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from .cli.main import main
+
+        code = main()
+    except KeyboardInterrupt:  # before there was anything to tidy up
+        code = 130
+    sys.exit(code)

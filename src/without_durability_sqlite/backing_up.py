@@ -6,11 +6,12 @@ import os
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from .errors import primary_code
 from .looking import WAIT, checked, looked
 from .rows import rows
 
@@ -18,6 +19,15 @@ PAGES = 1000
 """Copied at a time; between two such pieces `progress` is called, and a signal is noticed."""
 
 COMPANIONS = ("-wal", "-shm", "-journal", "-turn", "-bell")
+
+# What comes of writing: the source is only read, and SQLite tells of both at the copy.
+_OF_THE_COPY = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY}
+_WRITES = {
+    sqlite3.SQLITE_IOERR_CLOSE,
+    sqlite3.SQLITE_IOERR_FSYNC,
+    sqlite3.SQLITE_IOERR_TRUNCATE,
+    sqlite3.SQLITE_IOERR_WRITE,
+}
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -40,6 +50,10 @@ class Copied(NamedTuple):
     counts: dict[str, int] | None
 
 
+class CopyError(OSError):
+    """The copy could not be written or read again; what had been written of it is gone."""
+
+
 class _Facts(NamedTuple):
     schema: list[tuple[object, ...]]
     counts: dict[str, int]
@@ -60,32 +74,46 @@ def backup(
     need not begin again after each of their commits (its write-ahead log grows until the copy is
     made). `progress(pages, of)` is called now and then. `FileExistsError` where `dest` exists and
     there is no `force`; `ValueError` where it is the source or belongs to a database in use;
-    `sqlite3.DatabaseError` where `verify` finds the copy damaged or incomplete.
+    `CopyError`, which names it, where it cannot be written; `sqlite3.DatabaseError` where `verify`
+    finds the copy damaged or incomplete.
     """
     origin = checked(source)
     target = _checked_target(origin, dest, force)
     folder = os.path.dirname(target)
-    descriptor, copy = tempfile.mkstemp(prefix=".backup-", suffix=".partial", dir=folder)
-    os.close(descriptor)
+    with _writing(target):
+        descriptor, copy = tempfile.mkstemp(prefix=".backup-", suffix=".partial", dir=folder)
+        os.close(descriptor)
     try:
 
         def copying(connection: sqlite3.Connection) -> _Facts | None:
-            _copy(connection, copy, progress)
+            _copy(connection, copy, target, progress)
             return _facts(connection) if verify else None
 
         facts = looked(origin, copying, wait=wait)
         if facts is not None:
-            _verify(copy, facts)
-        os.chmod(copy, stat.S_IMODE(os.stat(origin).st_mode))
-        size = os.stat(copy).st_size
-        _to_disk(copy)
-        _put_in_place(copy, target, force)
-        _folder_to_disk(folder)
+            _verify(copy, target, facts)
+        mode = stat.S_IMODE(os.stat(origin).st_mode)
+        with _writing(target):
+            os.chmod(copy, mode)
+            size = os.stat(copy).st_size
+            _to_disk(copy)
+            _put_in_place(copy, target, force)
+            _folder_to_disk(folder)
         return Copied(target, size, facts.counts if facts is not None else None)
     finally:
         for left in ("", "-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.unlink(copy + left)
+
+
+@contextmanager
+def _writing(target: str) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise CopyError(f"cannot write the copy to {target}: {error.strerror or error}") from error
 
 
 def _checked_target(origin: str, dest: Path | str, force: bool) -> str:
@@ -116,16 +144,24 @@ def _checked_target(origin: str, dest: Path | str, force: bool) -> str:
     return target
 
 
-def _copy(connection: sqlite3.Connection, copy: str, progress: Progress | None) -> None:
+def _copy(
+    connection: sqlite3.Connection, copy: str, target: str, progress: Progress | None
+) -> None:
     def told(status: int, remaining: int, total: int) -> None:
         if progress is not None:
             progress(total - remaining, total)
 
-    with closing(sqlite3.connect(copy, isolation_level=None)) as into:
-        # A copy that was broken off is thrown away, and a whole one reaches the disk at its end.
-        into.execute("PRAGMA journal_mode = OFF")
-        into.execute("PRAGMA synchronous = OFF")
-        connection.backup(into, pages=PAGES, progress=told)
+    try:
+        with closing(sqlite3.connect(copy, isolation_level=None)) as into:
+            # A copy that was broken off is thrown away, a whole one reaches the disk at its end.
+            into.execute("PRAGMA journal_mode = OFF")
+            into.execute("PRAGMA synchronous = OFF")
+            connection.backup(into, pages=PAGES, progress=told)
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if primary_code(error) not in _OF_THE_COPY and code not in _WRITES:
+            raise
+        raise CopyError(f"cannot write the copy to {target}: {error}") from error
 
 
 def _facts(connection: sqlite3.Connection) -> _Facts:
@@ -134,13 +170,18 @@ def _facts(connection: sqlite3.Connection) -> _Facts:
     return _Facts(rows(connection, SCHEMA), counts)
 
 
-def _verify(copy: str, expected: _Facts) -> None:
+def _verify(copy: str, target: str, expected: _Facts) -> None:
     def look(connection: sqlite3.Connection) -> tuple[str, _Facts]:
         found = rows(connection, "SELECT CAST(integrity_check AS BLOB) FROM pragma_integrity_check")
         said = "; ".join(line.decode(errors="replace") for (line,) in found[:3])
         return said, _facts(connection)
 
-    said, facts = looked(copy, look)
+    try:
+        said, facts = looked(copy, look)
+    except sqlite3.Error as error:
+        if primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise  # as the file is
+        raise CopyError(f"cannot read the copy made for {target}: {error}") from error
     if said != "ok":
         raise sqlite3.DatabaseError(f"the copy is damaged, as the file is: {said}")
     if facts != expected:

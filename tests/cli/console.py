@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from without_durability_sqlite.cli.main import run
+from without_durability_sqlite.cli.commands import run
 from without_durability_sqlite.cli.screen import Screen
 
 ROOT = Path(__file__).parent.parent.parent

@@ -230,18 +230,18 @@ def test_a_copy_that_is_broken_off_leaves_nothing_behind(
     assert names(orders.parent) == ["orders.db"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_copy_that_is_interrupted_leaves_nothing_behind(
     how: signal.Signals, orders: Path
 ) -> None:
     script = (
         "import os, sys\n"
         "from without_durability_sqlite import backing_up\n"
-        "from without_durability_sqlite.cli import backing, main\n"
+        "from without_durability_sqlite.cli import backing, main, screen\n"
         "backing_up.PAGES, backing.EVERY = 1, 0\n"
         "def told(screen, line):\n"
         f"    os.kill(os.getpid(), {int(how)})\n"
-        "main.Screen.progress = told\n"
+        "screen.Screen.progress = told\n"
         "sys.exit(main.main(sys.argv[1:]))\n"
     )
     done = subprocess.run(
@@ -273,8 +273,10 @@ def test_verify_finds_a_copy_that_lacks_something(
 ) -> None:
     copy_pages = backing_up._copy
 
-    def losing(connection: sqlite3.Connection, copy: str, progress: backing_up.Progress) -> None:
-        copy_pages(connection, copy, progress)
+    def losing(
+        connection: sqlite3.Connection, copy: str, target: str, progress: backing_up.Progress
+    ) -> None:
+        copy_pages(connection, copy, target, progress)
         with closing(sqlite3.connect(copy)) as into, into:
             into.execute("DELETE FROM workflow_checkpoint WHERE seq = 1")
 

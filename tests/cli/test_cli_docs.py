@@ -12,7 +12,7 @@ import pytest
 from console import ROOT, Stream, said
 from orders import now
 
-from without_durability_sqlite.cli.main import COMMANDS
+from without_durability_sqlite.cli.commands import COMMANDS
 
 PAGE = ROOT / "docs" / "cli.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)

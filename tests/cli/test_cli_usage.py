@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from console import piped, said
 
-from without_durability_sqlite.cli.main import COMMANDS
+from without_durability_sqlite.cli.commands import COMMANDS
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
-from without_durability.checks import check_limit, check_step_key, check_text
+from without_durability.checks import check_step_key
 from without_durability.codec import JSON
 from without_durability.ledger import FINISHED, STATES
-from without_durability.values import PAGE
+from without_durability.values import PAGE, shown
 
 from . import moments
 from .refusals import Usage
@@ -20,6 +22,8 @@ from .text import escaped
 PROGRAM = "without-durability"
 
 T = TypeVar("T")
+
+_WHOLE = re.compile(r"[0-9]{1,30}", re.ASCII)
 
 _DESCRIPTION = """\
 See and steer the durable workflows in an SQLite file.
@@ -34,19 +38,24 @@ examples:
   without-durability orders.db why order-17
   without-durability orders.db COMMAND --help
 
-exit codes: 0 done, 1 refused or something is wrong, 2 not a command, 130 interrupted"""
+exit codes: 0 done, 1 refused or something is wrong, 2 not a command, 74 standard output cannot be
+written, 130 interrupted"""
 
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in a line, and leaves the exit to its caller."""
 
     def error(self, message: str) -> NoReturn:
-        raise Usage(f"{escaped(message)} (see {PROGRAM} --help)")
+        raise Usage(message)
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The command that was typed; `Usage` for none."""
-    typed = _parser().parse_args(argv)
+    try:
+        typed = _parser().parse_args(argv)
+    except Usage as error:
+        hint = _dashed(str(error), sys.argv[1:] if argv is None else argv)
+        raise Usage(f"{escaped(str(error))}{hint} (see {PROGRAM} --help)") from None
     if typed.command == "retry":
         if (typed.workflow is None) != typed.failed:
             raise Usage("retry takes either an ID or --failed")
@@ -55,6 +64,17 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     if typed.command == "sweep":
         typed.states = tuple(dict.fromkeys(typed.state or ("completed",)))
     return typed
+
+
+def _dashed(message: str, argv: list[str]) -> str:
+    """What to do where something that begins with a dash was not to be an option."""
+    if "expected one argument" in message:
+        return "; a value that begins with a dash is joined to its option: --option=-value"
+    options = argv[: argv.index("--")] if "--" in argv else argv
+    if "required" in message or "unrecognized" in message:
+        if any(one.startswith("-") for one in options):
+            return "; what begins with a dash and is no option goes after `--`"
+    return ""
 
 
 def _parser() -> Parser:
@@ -251,14 +271,22 @@ def _typed(check: Callable[[str], T]) -> Callable[[str], T]:
     return typed
 
 
-@_typed
-def _id(text: str) -> str:
-    check_text("it", text)
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{shown(text)} cannot be stored as UTF-8: {error.reason}") from None
     return text
 
 
 @_typed
+def _id(text: str) -> str:
+    return _utf8(text)
+
+
+@_typed
 def _key(text: str) -> str:
+    _utf8(text)
     check_step_key(text)
     return text
 
@@ -286,14 +314,22 @@ def _span(text: str) -> timedelta:
 
 @_typed
 def _limit(text: str) -> int:
-    limit = int(text)
-    check_limit(limit)
+    limit = _whole(text)
+    if limit is None or limit < 1:
+        raise ValueError(f"it must be a whole number of at least 1, not {shown(text)}")
     return limit
 
 
 @_typed
 def _after(text: str) -> int:
-    after = int(text)
-    if not 0 <= after < 2**62:
-        raise ValueError("it must be a number that `list` gave")
+    after = _whole(text)
+    if after is None or not 0 <= after < 2**62:
+        raise ValueError(
+            f"it must be the number that `list` gave at the end of its page, not {shown(text)}"
+        )
     return after
+
+
+def _whole(text: str) -> int | None:
+    """The whole number that is typed; `None` for anything else, and for one of many digits."""
+    return int(text) if _WHOLE.fullmatch(text) else None

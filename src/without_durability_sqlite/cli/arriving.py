@@ -3,64 +3,117 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
+from typing import Any, NamedTuple
 
+from without_durability.ledger import Status
+from without_durability.values import shown
 from without_durability_sqlite.store import SqliteDurable
 
-from .acting import acted, queue_of, status_of
+from .acting import acted, queue_of, records_of, status_of
 from .contents import one_line
 from .refusals import DONE, REFUSED
 from .screen import Screen
-from .text import named
+from .text import escaped
+
+
+class Before(NamedTuple):
+    """Where a workflow stood when something came for it, and the queue that it is ready in now."""
+
+    workflow: str
+    status: Status | None
+    known: bool
+    queue: str
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was cancelled, and stays so (L2)."""
+        return self.status is not None and self.status.state == "cancelled"
+
+    @property
+    def waiting(self) -> list[str]:
+        """The keys that it waited for."""
+        return sorted(self.status.waiting) if self.status is not None else []
+
+    @property
+    def listening(self) -> list[str]:
+        """The steps at which it waited for a message."""
+        return sorted(self.status.listening) if self.status is not None else []
+
+    def named(self, screen: Screen) -> str:
+        """The id, and whether it was heard of before: a typo makes a new one."""
+        return screen.named(self.workflow) + ("" if self.known else " is new: it")
+
+    def became(self, screen: Screen, awaited: bool) -> str:
+        """What it does now, and what it waits for where that was something else."""
+        if self.stopped:
+            return "; it is cancelled, and does not run until `retry` or `rewind`"
+        waits = [shown(key) for key in self.waiting]
+        waits += [f"a message at {shown(step)}" for step in self.listening]
+        ready = f"; it is ready in {screen.named(self.queue)}"
+        return (
+            ready
+            if awaited or not waits
+            else f"{ready}; it waits for {escaped(' and '.join(waits))}"
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The same for `--json`."""
+        return {
+            "workflow": self.workflow,
+            "namespace": self.queue,
+            "new": not self.known,
+            "ready": not self.stopped,
+            "waiting": self.waiting,
+            "listening": self.listening,
+        }
+
+
+def _before(file: str, typed: Namespace, screen: Screen) -> Before:
+    status = status_of(file, screen, typed.workflow)
+    known = status is not None or records_of(file, screen, typed.workflow) > 0
+    return Before(typed.workflow, status, known, queue_of(status, typed.namespace))
 
 
 def arrive(file: str, typed: Namespace, screen: Screen) -> int:
     """Record a value under a key and make ready; exit 1 where another value stands there."""
-    status = status_of(file, screen, typed.workflow)
-    queue = queue_of(status, typed.namespace)
+    before = _before(file, typed, screen)
 
     async def call(durable: SqliteDurable) -> object:
         return await durable.arrive(typed.workflow, typed.key, typed.value)
 
-    stands = acted(file, screen, call, queue)
-    ended = status is not None and status.state == "cancelled"
-    document = _document(typed.workflow, queue, stopped=ended) | {"key": typed.key, "value": stands}
-    workflow, key = named(typed.workflow), named(typed.key)
+    stands = acted(file, screen, call, before.queue)
+    document = before.document() | {"key": typed.key, "value": stands}
+    value, key = screen.value(one_line(stands)), screen.named(typed.key)
+    became = before.became(screen, awaited=typed.key in before.waiting)
     if not _same(stands, typed.value):
+        screen.done = "the value was not recorded: another stands under its key"
         screen.answer(
-            f"{workflow} holds {one_line(stands)} under {key} since before, and that stands"
-            + _became(queue, stopped=ended),
+            f"{before.named(screen)} holds {value} under {key} since before, and that stands"
+            + became,
             document | {"recorded": False},
         )
         return REFUSED
     screen.answer(
-        f"{workflow} has {one_line(stands)} under {key}" + _became(queue, stopped=ended),
-        document | {"recorded": True},
+        f"{before.named(screen)} has {value} under {key}{became}", document | {"recorded": True}
     )
     return DONE
 
 
 def deliver(file: str, typed: Namespace, screen: Screen) -> int:
     """Append a message to the workflow's inbox and make ready."""
-    status = status_of(file, screen, typed.workflow)
-    queue = queue_of(status, typed.namespace)
-    entry = acted(file, screen, lambda durable: durable.deliver(typed.workflow, typed.value), queue)
-    ended = status is not None and status.state == "cancelled"
+    before = _before(file, typed, screen)
+
+    async def call(durable: SqliteDurable) -> tuple[str, object]:
+        entry = await durable.deliver(typed.workflow, typed.value)
+        return entry.key, entry.value
+
+    key, value = acted(file, screen, call, before.queue)
+    became = before.became(screen, awaited=bool(before.listening))
     screen.answer(
-        f"{named(typed.workflow)} has the message as {entry.key}" + _became(queue, stopped=ended),
-        _document(typed.workflow, queue, stopped=ended) | {"key": entry.key, "value": entry.value},
+        f"{before.named(screen)} has the message as {key}{became}",
+        before.document() | {"key": key, "value": value},
     )
     return DONE
-
-
-def _became(queue: str, *, stopped: bool) -> str:
-    if stopped:
-        return "; it is cancelled, and does not run until `retry` or `rewind`"
-    return f"; it is ready in {named(queue)}"
-
-
-def _document(workflow: str, queue: str, *, stopped: bool) -> dict[str, Any]:
-    return {"workflow": workflow, "namespace": queue, "ready": not stopped}
 
 
 def _same(stands: object, given: object) -> bool:

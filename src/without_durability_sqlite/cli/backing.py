@@ -8,11 +8,11 @@ from argparse import Namespace
 from without_durability_sqlite.backing_up import backup as copied
 from without_durability_sqlite.looking import looked
 
+from .acting import DID
 from .moments import many, size
 from .ours import check_holds_workflows
 from .refusals import DONE, Refused
 from .screen import Screen
-from .text import named
 
 EVERY = 0.1
 """Seconds between two progress lines."""
@@ -38,6 +38,7 @@ def backup(file: str, typed: Namespace, screen: Screen) -> int:
             progress=told,
             wait=screen.wait,
         )
+        screen.done = DID
     except FileExistsError as error:
         raise Refused(f"{error}: pass --force to overwrite it") from error
     except ValueError as error:
@@ -51,7 +52,7 @@ def backup(file: str, typed: Namespace, screen: Screen) -> int:
             held = f"{many(made.counts['workflow_run'], 'workflow')} and {held}"
         verified = f", verified: sound, with {held}"
     screen.answer(
-        f"{named(made.path)}: {size(made.size)}{verified}",
+        f"{screen.named(made.path)}: {size(made.size)}{verified}",
         {"path": made.path, "bytes": made.size, "verified": typed.verify, "rows": made.counts},
     )
     return DONE

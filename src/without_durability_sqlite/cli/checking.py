@@ -17,7 +17,7 @@ from .ours import look_at
 from .overview import log_size
 from .refusals import DONE, REFUSED
 from .screen import Screen
-from .text import escaped, named
+from .text import escaped
 
 LARGE_LOG = 16 * JOURNAL_SIZE_LIMIT
 """Bytes of a write-ahead log that something keeps from being written back."""
@@ -121,7 +121,7 @@ def _oddity(odd: Oddity) -> Finding:
 
 
 def _lines(screen: Screen, finding: Finding) -> Iterator[str]:
-    whose = "" if finding.workflow is None else f"{named(finding.workflow)} "
+    whose = "" if finding.workflow is None else f"{screen.named(finding.workflow)} "
     said = f"{finding.kind}: {whose}{escaped(finding.sentence)}"
     if not finding.advice:
         yield f"{screen.paint('green', 'ok')}     {said}"

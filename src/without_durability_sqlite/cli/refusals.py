@@ -9,9 +9,9 @@ from without_durability_sqlite.errors import is_busy, primary_code
 DONE = 0
 REFUSED = 1
 USAGE = 2
+OUTPUT = 74
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-TERMINATED = 143
 
 
 class Refused(Exception):
@@ -22,8 +22,16 @@ class Usage(Exception):
     """What was typed makes no command."""
 
 
+class Unwritten(Exception):
+    """What was found, or done, could not be written to standard output."""
+
+
 class Terminated(BaseException):
     """The process was asked to end: what is half done is tidied up on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.code = 128 + number
 
 
 def told(file: str, error: OSError | sqlite3.Error) -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from .moments import ago, written
+from .refusals import Unwritten
 from .tables import UNLIMITED, Cell, Column, table
-from .text import shortened
+from .text import named, shortened, shortened_within
+
+NAME = 200
+"""Cells of an id, a key or a value in a sentence, unless it is wanted in full."""
 
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 
@@ -28,6 +34,13 @@ STYLE_OF = {
     "failed": "red",
     "cancelled": "dim",
 }
+
+
+class Closed(io.StringIO):
+    """Stands for a stream that the process was started without."""
+
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.EBADF, "it is closed")
 
 
 @dataclass
@@ -48,20 +61,22 @@ class Screen:
     full: bool = False
     yes: bool = False
     follows: bool = False
+    done: str = ""
     _drawn: bool = field(default=False, init=False)
 
     @classmethod
     def of_process(cls) -> Screen:
         """The process's own streams."""
-        terminal = sys.stdout.isatty()
+        out, err = sys.stdout or Closed(), sys.stderr or Closed()
+        terminal = out.isatty()
         dumb = os.environ.get("TERM") == "dumb"
-        for stream in (sys.stdout, sys.stderr):
+        for stream in (out, err):
             if hasattr(stream, "reconfigure"):  # what the encoding lacks is no reason to fail
                 stream.reconfigure(errors="backslashreplace")
         columns, rows = shutil.get_terminal_size()
         return cls(
-            out=sys.stdout,
-            err=sys.stderr,
+            out=out,
+            err=err,
             typed=sys.stdin,
             terminal=terminal,
             colour=terminal and not dumb and not os.environ.get("NO_COLOR"),
@@ -100,14 +115,24 @@ class Screen:
         """A moment and how long ago it was."""
         return f"{self.moment(moment)} ({ago(moment, now)})"
 
+    def write(self, text: str) -> None:
+        """Write to standard output; `Unwritten` where it takes nothing, as on a full disk."""
+        with _writing():
+            self.out.write(text)
+
+    def flush(self) -> None:
+        """Hand on what was written; `Unwritten` as well."""
+        with _writing():
+            self.out.flush()
+
     def lines(self, lines: Iterable[str]) -> None:
         """Write what the command found."""
         for line in lines:
-            self.out.write(line + "\n")
+            self.write(line + "\n")
 
     def document(self, value: Any) -> None:
         """One JSON document in one line."""
-        self.out.write(as_json(value) + "\n")
+        self.write(as_json(value) + "\n")
 
     def answer(self, sentence: str, value: Any) -> None:
         """What a command did: in a sentence, or as a document."""
@@ -118,7 +143,15 @@ class Screen:
 
     def note(self, line: str) -> None:
         """Something beside the result."""
-        self.err.write(line + "\n")
+        self._beside(line + "\n")
+
+    def named(self, text: str) -> str:
+        """An id or a key in a sentence; a very long one shortened, unless it is wanted in full."""
+        return named(text) if self.full else shortened_within(named(text), NAME)
+
+    def value(self, line: str) -> str:
+        """A value in a sentence, likewise."""
+        return line if self.full else shortened(line, NAME)
 
     def fitted(self, line: str) -> str:
         """A line that does not wrap on this terminal, unless it is wanted in full."""
@@ -132,16 +165,20 @@ class Screen:
     def progress(self, line: str) -> None:
         """How far it is, over what stood there before; only where somebody watches."""
         if self.err.isatty():
-            self.err.write(f"\r{line[: self.width - 1]}\x1b[K")
-            self.err.flush()
+            self._beside(f"\r{line[: self.width - 1]}\x1b[K")
             self._drawn = True
 
     def progressed(self) -> None:
         """Take the progress line away."""
         if self._drawn:
-            self.err.write("\r\x1b[K")
-            self.err.flush()
+            self._beside("\r\x1b[K")
             self._drawn = False
+
+    def _beside(self, text: str) -> None:
+        """To standard error; where that takes nothing there is nobody to be told."""
+        with suppress(OSError):
+            self.err.write(text)
+            self.err.flush()
 
     def asks(self) -> bool:
         """Whether somebody is there to be asked."""
@@ -149,10 +186,19 @@ class Screen:
 
     def ask(self, question: str) -> bool:
         """Whether the answer is yes; anything but a yes is a no."""
-        self.err.write(f"{question} [y/N] ")
-        self.err.flush()
+        self._beside(f"{question} [y/N] ")
         assert self.typed is not None
         return self.typed.readline().strip().lower() in ("y", "yes")
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unwritten(f"cannot write to standard output: {error.strerror or error}") from error
 
 
 def as_json(value: Any) -> str:

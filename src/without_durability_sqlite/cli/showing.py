@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from without_durability.explaining import in_words
+from without_durability.values import shown
 from without_durability_sqlite.lookups import Found
 from without_durability_sqlite.rows import rows
 from without_durability_sqlite.statements import OF_INBOX
@@ -19,7 +20,7 @@ from .refusals import DONE, Refused
 from .screen import STYLE_OF, Screen
 from .tables import Cell, Column
 from .text import escaped, lines_of, named
-from .workflows import about, facts, found, sentence, shown_state
+from .workflows import about, facts, found, lost, sentence, shown_state
 
 PIECE = 2_000
 """Bytes of a value that are read where no more of it is shown."""
@@ -61,7 +62,7 @@ def show(file: str, typed: Namespace, screen: Screen) -> int:
 
     told, timeline = look_at(file, screen, look)
     if told is None and not timeline:
-        raise Refused(f"nothing is known of workflow {escaped(repr(typed.workflow))}")
+        raise Refused(f"nothing is known of workflow {escaped(shown(typed.workflow))}")
     if screen.json:
         screen.document(_document(screen, typed.workflow, told, timeline, now))
         return DONE
@@ -90,22 +91,24 @@ def _head(
 ) -> list[str]:
     if told is None:
         has = many(len(timeline), "record")
-        return [f"{escaped(repr(workflow))} has {has}, and never arrived or started here.", ""]
+        return [f"{escaped(shown(workflow))} has {has}, and never arrived or started here.", ""]
     status = told.status
     state = shown_state(status)
     lines = [sentence(screen, workflow, told, now), ""]
     pairs = [
         ("state", screen.paint(STYLE_OF.get(state, ""), state)),
-        ("queue", named(status.namespace)),
+        ("queue", screen.named(status.namespace)),
         ("created", screen.when(status.created_at, now)),
         ("changed", screen.when(status.updated_at, now)),
         ("attempts", str(status.attempts)),
     ]
     if status.due is not None:
         pairs.append(("due", screen.when(status.due, now)))
-    if status.state == "blocked" and (waits := about(screen, status, now)):
+    if status.state == "blocked" and not lost(status) and (waits := about(screen, status, now)):
         pairs.append(("waits for", waits))
-    if status.state == "completed":
+    if said := lost(status):
+        pairs.append(("result" if status.state == "completed" else "detail", said))
+    elif status.state == "completed":
         pairs.append(("result", brief(one_line(status.result), full=screen.full)))
     if status.state == "cancelled" and status.reason:
         pairs.append(("reason", escaped(status.reason)))

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import sqlite3
 from argparse import Namespace
 
 from without_durability.ledger import Status
 from without_durability_sqlite.rows import rows
+from without_durability_sqlite.scheduler import SqliteScheduler
+from without_durability_sqlite.statements import OF_INBOX, QUEUES
 from without_durability_sqlite.store import SqliteDurable
 
-from .acting import AT_ONCE, acted, confirm, queue_of, status_of, unknown
+from .acting import AT_ONCE, Tally, acted, confirm, queue_of, records_of, status_of, unknown
 from .moments import many
 from .ours import look_at
 from .refusals import DONE, Refused
 from .screen import Screen
-from .text import named
 from .workflows import shown_state
-
-RECORDS = "SELECT count(*) FROM workflow_checkpoint WHERE workflow = :workflow"
 
 FAILED = """
 SELECT coalesce(sum(count), 0) FROM workflow_count
 WHERE state = 'failed' AND (:namespace IS NULL OR namespace = :namespace)"""
+
+WAKEUPS = f"""
+SELECT CAST(queue.namespace AS BLOB) FROM ({QUEUES}) AS queues CROSS JOIN workflow_queue AS queue
+WHERE queue.namespace = queues.name AND queue.workflow = :workflow"""
+
+FROM_OUTSIDE = f"""
+SELECT 1 FROM workflow_checkpoint
+WHERE workflow = :workflow AND step = :step AND (supplied OR ({OF_INBOX}))"""
 
 
 def retry(file: str, typed: Namespace, screen: Screen) -> int:
@@ -29,13 +38,16 @@ def retry(file: str, typed: Namespace, screen: Screen) -> int:
     if typed.failed:
         return _retry_failed(file, typed.namespace, screen)
     status = _known(file, screen, typed.workflow)
+    workflow = screen.named(typed.workflow)
     if not acted(file, screen, lambda durable: durable.retry(typed.workflow)):
+        now = _known(file, screen, typed.workflow)
+        if status.state in ("failed", "cancelled"):
+            raise Refused(f"{workflow} was retried meanwhile: it is {shown_state(now)}")
         raise Refused(
-            f"{named(typed.workflow)} is {shown_state(status)}: "
-            "only what failed or was cancelled is retried"
+            f"{workflow} is {shown_state(now)}: only what failed or was cancelled is retried"
         )
     screen.answer(
-        f"{named(typed.workflow)} is ready in {named(status.namespace)}",
+        f"{workflow} is ready in {screen.named(status.namespace)}",
         {"workflow": typed.workflow, "namespace": status.namespace, "retried": 1},
     )
     return DONE
@@ -44,33 +56,35 @@ def retry(file: str, typed: Namespace, screen: Screen) -> int:
 def _retry_failed(file: str, namespace: str | None, screen: Screen) -> int:
     asked = {"namespace": namespace}
     ((failed,),) = look_at(file, screen, lambda connection: rows(connection, FAILED, asked))
-    where = "" if namespace is None else f" in {named(namespace)}"
+    where = "" if namespace is None else f" in {screen.named(namespace)}"
     if not failed:
         raise Refused(f"no workflow has failed{where}")
     confirm(screen, f"Run {many(failed, 'failed workflow')}{where} again?")
-    retried = acted(file, screen, lambda durable: _all_failed(durable, namespace))
+    with Tally(screen, failed, "were retried") as retried:
+        acted(file, screen, lambda durable: _all_failed(durable, namespace, retried))
     screen.answer(
-        f"{many(retried, 'workflow is', 'workflows are')} ready again{where}",
-        {"namespace": namespace, "retried": retried},
+        f"{many(retried.done, 'workflow is', 'workflows are')} ready again{where}",
+        {"namespace": namespace, "retried": retried.done},
     )
     return DONE
 
 
-async def _all_failed(durable: SqliteDurable, namespace: str | None) -> int:
+async def _all_failed(durable: SqliteDurable, namespace: str | None, retried: Tally) -> None:
     """Page by page: the calls of a page share a commit."""
-    retried, after = 0, None
+    after = None
     while True:
         page = await durable.list(state="failed", namespace=namespace, after=after, limit=AT_ONCE)
-        retried += sum(await asyncio.gather(*(durable.retry(one.workflow) for one in page.items)))
+        calls = (durable.retry(one.workflow) for one in page.items)
+        retried.done += sum(await asyncio.gather(*calls))
         after = page.next
         if after is None:
-            return retried
+            return
 
 
 def cancel(file: str, typed: Namespace, screen: Screen) -> int:
     """Stop a workflow for good; its history stays."""
     status = _known(file, screen, typed.workflow)
-    workflow = named(typed.workflow)
+    workflow = screen.named(typed.workflow)
     if status.state in ("completed", "cancelled"):
         raise Refused(f"{workflow} is {status.state}: there is nothing to cancel")
     confirm(screen, f"Cancel {workflow}, which is {shown_state(status)}?")
@@ -79,7 +93,8 @@ def cancel(file: str, typed: Namespace, screen: Screen) -> int:
         return await durable.cancel(typed.workflow, typed.reason)
 
     if not acted(file, screen, call, queue_of(status)):
-        raise Refused(f"{workflow} ended meanwhile: there is nothing to cancel")
+        now = _known(file, screen, typed.workflow)
+        raise Refused(f"{workflow} is {shown_state(now)} meanwhile: there is nothing to cancel")
     document = {"workflow": typed.workflow, "cancelled": True, "reason": typed.reason}
     screen.answer(f"{workflow} is cancelled; `retry` starts it again", document)
     return DONE
@@ -88,16 +103,23 @@ def cancel(file: str, typed: Namespace, screen: Screen) -> int:
 def rewind(file: str, typed: Namespace, screen: Screen) -> int:
     """Forget a step and every step after it, and run again from there."""
     status = status_of(file, screen, typed.workflow)
-    records = _records(file, screen, typed.workflow)
-    if status is None and not records:
+    if status is None and not records_of(file, screen, typed.workflow):
         raise unknown(typed.workflow)
-    workflow, step = named(typed.workflow), named(typed.step)
+    workflow, step = screen.named(typed.workflow), screen.named(typed.step)
     confirm(screen, f"Forget {step} and every step recorded after it in {workflow}?")
 
     async def call(durable: SqliteDurable) -> int:
         return await durable.rewind(typed.workflow, typed.step)
 
-    gone = acted(file, screen, call, queue_of(status))
+    try:
+        gone = acted(file, screen, call, queue_of(status))
+    except Refused as error:
+        if not _came_from_outside(file, screen, typed.workflow, typed.step):
+            raise
+        command = shlex.join(["fork", workflow, "NEW", "--before", step])
+        raise Refused(f"{error}; `{command}` begins anew without it") from error
+    if not gone:  # a step that is recorded is forgotten, or that is refused
+        raise unknown(typed.workflow)
     screen.answer(
         f"{workflow} has forgotten {many(gone, 'record')} and is ready to run again from {step}",
         {"workflow": typed.workflow, "step": typed.step, "forgotten": gone},
@@ -108,36 +130,72 @@ def rewind(file: str, typed: Namespace, screen: Screen) -> int:
 def fork(file: str, typed: Namespace, screen: Screen) -> int:
     """Start a new workflow from the records of another."""
     status = status_of(file, screen, typed.workflow)
-    if status is None and not _records(file, screen, typed.workflow):
+    if status is None and not records_of(file, screen, typed.workflow):
         raise unknown(typed.workflow)
 
     async def call(durable: SqliteDurable) -> int:
         return await durable.fork(typed.workflow, typed.into, before=typed.before)
 
     copied = acted(file, screen, call, queue_of(status))
+    if not copied and status_of(file, screen, typed.into) is None:
+        raise unknown(typed.workflow)
     screen.answer(
-        f"{named(typed.into)} has {many(copied, 'record')} of {named(typed.workflow)} "
-        f"and is ready in {named(queue_of(status))}",
+        f"{screen.named(typed.into)} has {many(copied, 'record')} of "
+        f"{screen.named(typed.workflow)} and is ready in {screen.named(queue_of(status))}",
         {"workflow": typed.workflow, "into": typed.into, "copied": copied},
     )
     return DONE
 
 
 def delete(file: str, typed: Namespace, screen: Screen) -> int:
-    """Remove a workflow with its records and what is queued for it."""
+    """Remove a workflow with its records and what is queued for it, in whatever queue."""
     status = status_of(file, screen, typed.workflow)
-    records = _records(file, screen, typed.workflow)
-    if status is None and not records:
+    records = records_of(file, screen, typed.workflow)
+
+    def look(connection: sqlite3.Connection) -> list[str]:
+        return _queues(connection, typed.workflow)
+
+    queued = look_at(file, screen, look)
+    if status is None and not records and not queued:
         raise unknown(typed.workflow)
-    workflow = named(typed.workflow)
+    workflow, own = screen.named(typed.workflow), queue_of(status)
     state = "" if status is None else f", which is {shown_state(status)},"
-    confirm(screen, f"Delete {workflow}{state} and its {many(records, 'record')}?")
-    gone = acted(file, screen, lambda durable: durable.delete(typed.workflow), queue_of(status))
+    elsewhere = _elsewhere(screen, queued, own)
+    confirm(screen, f"Delete {workflow}{state} and its {many(records, 'record')}{elsewhere}?")
+
+    async def call(durable: SqliteDurable) -> tuple[int, list[str]]:
+        database = durable.checkpointer.database
+        queues = await database.run(look)
+        for queue in queues:
+            if queue != own:  # before the rest: until that is gone it can be done again
+                await SqliteScheduler(database, queue).cancel(typed.workflow)
+        return await durable.delete(typed.workflow), queues
+
+    gone, queues = acted(file, screen, call, own)
     screen.answer(
-        f"{workflow} is deleted with {many(gone, 'record')}",
-        {"workflow": typed.workflow, "deleted": True, "records": gone},
+        f"{workflow} is deleted with {many(gone, 'record')}{_elsewhere(screen, queues, own)}",
+        {"workflow": typed.workflow, "deleted": True, "records": gone, "wakeups": queues},
     )
     return DONE
+
+
+def _queues(connection: sqlite3.Connection, workflow: str) -> list[str]:
+    """The queues that a workflow is queued in."""
+    queued = rows(connection, WAKEUPS, {"workflow": workflow})
+    return [name.decode(errors="replace") for (name,) in queued]
+
+
+def _elsewhere(screen: Screen, queues: list[str], own: str) -> str:
+    """Its wakeups in other queues than its own, where there are any."""
+    others = [screen.named(queue) for queue in queues if queue != own]
+    if not others:
+        return ""
+    return f" and its {'wakeup' if len(others) == 1 else 'wakeups'} in {', '.join(others)}"
+
+
+def _came_from_outside(file: str, screen: Screen, workflow: str, key: str) -> bool:
+    asked = {"workflow": workflow, "step": key}
+    return bool(look_at(file, screen, lambda at: rows(at, FROM_OUTSIDE, asked)))
 
 
 def _known(file: str, screen: Screen, workflow: str) -> Status:
@@ -145,9 +203,3 @@ def _known(file: str, screen: Screen, workflow: str) -> Status:
     if status is None:
         raise unknown(workflow)
     return status
-
-
-def _records(file: str, screen: Screen, workflow: str) -> int:
-    asked = {"workflow": workflow}
-    ((count,),) = look_at(file, screen, lambda connection: rows(connection, RECORDS, asked))
-    return int(count)

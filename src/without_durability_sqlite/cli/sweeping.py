@@ -11,7 +11,7 @@ from without_durability_sqlite.lookups import SWEEPABLE
 from without_durability_sqlite.rows import rows
 from without_durability_sqlite.store import SqliteDurable
 
-from .acting import acted, confirm
+from .acting import Tally, acted, confirm
 from .moments import many
 from .ours import look_at
 from .refusals import DONE
@@ -46,26 +46,25 @@ def sweep(file: str, typed: Namespace, screen: Screen) -> int:
             {"older_seconds": typed.older.total_seconds(), "would_go": ripe},
         )
         return DONE
-    swept = 0
     if count:
         confirm(screen, f"Delete {many(count, 'workflow')} ({kinds}, {older})?")
-        try:
-            swept = acted(file, screen, lambda durable: _swept(durable, typed, screen, count))
-        finally:
-            screen.progressed()
+    with Tally(screen, count, "were swept") as swept:
+        if count:
+            acted(file, screen, lambda durable: _sweep(durable, typed, screen, count, swept))
     screen.answer(
-        f"{many(swept, 'workflow is', 'workflows are')} swept, {older}",
-        {"older_seconds": typed.older.total_seconds(), "swept": swept},
+        f"{many(swept.done, 'workflow is', 'workflows are')} swept, {older}",
+        {"older_seconds": typed.older.total_seconds(), "swept": swept.done},
     )
     return DONE
 
 
-async def _swept(durable: SqliteDurable, typed: Namespace, screen: Screen, ripe: int) -> int:
-    count = 0
+async def _sweep(
+    durable: SqliteDurable, typed: Namespace, screen: Screen, ripe: int, swept: Tally
+) -> None:
     while True:
-        screen.progress(f"swept {count} of {ripe}")
+        screen.progress(f"swept {swept.done} of {ripe}")
         limit = min(SWEPT, max(20, ripe // 100))
         gone = await durable.sweep(older=typed.older, states=typed.states, limit=limit)
-        count += gone
+        swept.done += gone
         if not gone:
-            return count
+            return

@@ -30,6 +30,9 @@ class Cell(NamedTuple):
 UNLIMITED = 2**31
 """The width where nothing is shortened."""
 
+PADDED = 100
+"""Cells that a column is padded to at most where nothing is shortened: what is longer juts out."""
+
 Paint = Callable[[str, str], str]
 
 
@@ -44,8 +47,11 @@ def table(
 
 def _widths(columns: Sequence[Column], body: Sequence[Sequence[Cell]], width: int) -> list[int]:
     """The natural widths, the widest flexible ones narrowed until all of it fits."""
-    most = 4 * width  # what is wider than any terminal need not be measured
-    widths = [max(cells(row[i].text[:most]) for row in body) for i in range(len(columns))]
+    widest = PADDED if width == UNLIMITED else width
+    most = 4 * widest  # what is wider than that need not be measured
+    widths = [
+        max(min(cells(row[i].text[:most]), widest) for row in body) for i in range(len(columns))
+    ]
     excess = sum(widths) + GAP * (len(columns) - 1) - width
     flexible = [i for i, column in enumerate(columns) if column.gives]
     while excess > 0:
@@ -73,7 +79,8 @@ def _line(
         if room <= 0:
             break
         shorten = shortened_within if column.gives == "middle" else shortened
-        text = padded(shorten(cell.text, room), room, right=column.right)
+        shown = cell.text if width == UNLIMITED else shorten(cell.text, room)
+        text = padded(shown, room, right=column.right)
         bare = text.rstrip() if i == len(columns) - 1 else text
         pieces.append(paint(cell.style, bare))
         taken += room + GAP

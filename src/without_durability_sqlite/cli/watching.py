@@ -96,12 +96,12 @@ def _drawing(file: str, screen: Screen, watched: Watched, pause: Pause) -> None:
     frame = _looked(file, screen, watched, None)
     looked_at = time.monotonic()
     rest = 0.0
-    screen.out.write("\x1b[2J")
+    screen.write("\x1b[2J")
     while True:
         screen.resized()
         lines = _frame(file, screen, frame, screen.now())[: screen.height - 1]
-        screen.out.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
-        screen.out.flush()
+        screen.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+        screen.flush()
         pause(EVERY)
         idle = time.monotonic() - looked_at
         if (watched.changed() and idle >= rest) or idle >= max(AGAIN, rest):
@@ -151,7 +151,7 @@ def _telling(file: str, screen: Screen, watched: Watched, pause: Pause) -> None:
             screen.document(document(file, frame.overview, now) | told)
         else:
             screen.lines(_told(screen, status, now) for status in changes)
-        screen.out.flush()
+        screen.flush()
         took = time.monotonic() - began
         pause(max(EVERY, took / SHARE))
         while not watched.changed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -31,11 +32,31 @@ def sentence(screen: Screen, workflow: str, told: lookups.Found | None, now: dat
     """Why it stands where it stands (L15)."""
     if told is None:
         return escaped(explained(workflow, None, Standing(), now))
-    return escaped(explained(workflow, told.status, told.standing, now, screen.moment))
+    said = escaped(explained(workflow, told.status, told.standing, now, screen.moment))
+    return f"{said} What goes with its state cannot be read." if unreadable(told.status) else said
+
+
+def lost(status: Status) -> str:
+    """What of a state's detail could not be kept, or cannot be read; empty where all is there."""
+    if status.unstored is not None:
+        return f"a result of type {escaped(status.unstored)}, which could not be stored"
+    reason = unreadable(status)
+    if reason is None:
+        return ""
+    what = "a result that" if status.state == "completed" else "what goes with its state"
+    return f"{what} cannot be read ({escaped(reason)})"
+
+
+def unreadable(status: Status) -> str | None:
+    """Why what is stored with the state is no value of the codec's."""
+    told = status.detail.get("unreadable") if isinstance(status.detail, Mapping) else None
+    return told if isinstance(told, str) else None
 
 
 def about(screen: Screen, status: Status, now: datetime) -> str:
     """What it waits for, or what became of it, in few words."""
+    if said := lost(status):
+        return said
     if status.state == "completed":
         return "" if status.result is None else one_line(status.result)
     if status.state == "cancelled":
@@ -68,7 +89,11 @@ def facts(status: Status) -> dict[str, Any]:
     }
     if status.state == "blocked":
         told |= {"waiting": sorted(status.waiting), "listening": sorted(status.listening)}
-    if status.state == "completed":
+    if status.unstored is not None:
+        told["unstored"] = status.unstored
+    elif (reason := unreadable(status)) is not None:
+        told["unreadable"] = reason
+    elif status.state == "completed":
         told["result"] = _plain(status.result)
     if status.state == "cancelled":
         told["reason"] = status.reason
