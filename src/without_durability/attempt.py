@@ -99,32 +99,50 @@ _SILENCE = Silence()
 
 
 class LoopWatch:
-    """Reports how long the event loop was away: at least half of one `interval` (seconds).
+    """Wakes whoever waits in it once per `interval` (seconds), and reports a loop that was away.
 
-    It beats ten times an interval, so what it tells is short by a tenth of one at the most.
+    A block of at least half an interval is reported. It beats ten times an interval, so what it
+    tells is short by a tenth of one at the most.
     """
 
     def __init__(self, interval: float, report: Callable[[float], None]) -> None:
-        self._beat = interval / 10
-        self._worth_telling = interval / 2
+        self._interval = interval
         self._report = report
         self._loop = asyncio.get_running_loop()
+        self._lapses_at = self._loop.time() + interval
+        self._waiter: asyncio.Future[None] | None = None
         self._arm()
+
+    async def lapse(self, task: asyncio.Task[object]) -> None:
+        """Wait until the task has ended, or an interval is over."""
+        self._waiter = self._loop.create_future()
+        task.add_done_callback(self._wake)
+        try:
+            await self._waiter
+        finally:
+            task.remove_done_callback(self._wake)
 
     def stop(self) -> None:
         self._timer.cancel()
         self._check()
 
     def _arm(self) -> None:
-        self._timer = self._loop.call_later(self._beat, self._tick)
+        self._timer = self._loop.call_later(self._interval / 10, self._tick)
 
     def _tick(self) -> None:
         self._check()
+        if self._loop.time() >= self._lapses_at:
+            self._lapses_at = self._loop.time() + self._interval
+            self._wake()
         self._arm()
+
+    def _wake(self, _: object = None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _check(self) -> None:
         late = self._loop.time() - self._timer.when()
-        if late > self._worth_telling:
+        if late > self._interval / 2:
             self._report(late)
 
 
@@ -228,7 +246,7 @@ class Attempt:
         watch = LoopWatch(interval, self._report_block)
         try:
             while not ending.done():
-                await asyncio.wait((ending,), timeout=interval)
+                await watch.lapse(ending)
                 if not ending.done() and not await self._renewed(holder):
                     self._refused = True
                     break

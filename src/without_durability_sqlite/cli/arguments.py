@@ -71,9 +71,9 @@ def _dashed(message: str, argv: list[str]) -> str:
     if "expected one argument" in message:
         return "; a value that begins with a dash is joined to its option: --option=-value"
     options = argv[: argv.index("--")] if "--" in argv else argv
-    if "required" in message or "unrecognized" in message:
-        if any(one.startswith("-") for one in options):
-            return "; what begins with a dash and is no option goes after `--`"
+    lost = "required" in message or "unrecognized" in message
+    if lost and any(one.startswith("-") for one in options):
+        return "; what begins with a dash and is no option goes after `--`"
     return ""
 
 
