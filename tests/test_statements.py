@@ -61,6 +61,7 @@ PLANNED: dict[str, tuple[str, ...]] = {
     "RAISE_FENCE": (CLAIM_BY_KEY,),
     "LOOK": (BY_VISIBILITY, BY_TAKEN),
     "CLAMP_TAKEN": (BY_TAKEN,),
+    "VISIBLE": (BY_VISIBILITY,),
     "TAKE": (QUEUE_BY_KEY, BY_VISIBILITY),
     "MAKE_READY": (),
     "SCHEDULE": (),

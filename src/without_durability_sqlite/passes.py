@@ -187,7 +187,7 @@ class Passes:
                         recorded = loading.records
                 if not rows(connection, STANDS, as_holder(one.holder)):  # deleted since: no pass
                     one, recorded = one._replace(holder=None), None
-            loaded.append(one._replace(recorded=recorded))
+            loaded.append(Started(one.delivery, one.holder, recorded, one.attempt, one.over))
         return loaded
 
     def detail(self, workflow: str, ended: Ended) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -32,6 +32,7 @@ from .statements import (
     SCHEDULE,
     SUSPEND,
     TAKE,
+    VISIBLE,
 )
 from .watching import USUAL, Waiter
 
@@ -220,7 +221,7 @@ class SqliteScheduler:
 
     def _taken(self, cursor: StoreCursor, now: float, limit: int) -> list[Delivery]:
         """The deliveries visible longest, up to `limit` of them."""
-        asked = {
+        asked: dict[str, Any] = {
             "namespace": self.namespace,
             "now": now,
             "until": now + self.lease_seconds,
@@ -229,16 +230,25 @@ class SqliteScheduler:
         for (raw,) in cursor.execute(CLAMP_TAKEN, asked).fetchall():
             with suppress(UnicodeDecodeError):  # the claim's deadlines lie as far ahead
                 cursor.execute(CLAMP_CLAIM, {"workflow": raw.decode(), "now": now})
+        receipt = Receipt.until(now + self.lease_seconds)
+        asked["nonce"] = receipt.nonce
         deliveries: list[Delivery] = []
         while len(deliveries) < limit:
-            receipt = Receipt.until(now + self.lease_seconds)
-            taken = cursor.execute(TAKE, asked | {"nonce": receipt.nonce}).fetchall()
-            if not taken:
+            asked["limit"] = limit - len(deliveries)
+            visible = cursor.execute(VISIBLE, asked).fetchall()
+            if visible:
+                cursor.execute(TAKE, asked)
+            deliveries.extend(self._readable(visible, str(receipt)))
+            if len(visible) < asked["limit"]:
                 break
-            ((raw, is_text),) = taken
+        return deliveries
+
+    def _readable(self, taken: list[tuple[bytes, int]], receipt: str) -> Iterator[Delivery]:
+        """The deliveries of those whose id is text; the others are set aside for a lease."""
+        for raw, is_text in taken:
             try:
                 if is_text:
-                    deliveries.append(Delivery(raw.decode(), str(receipt)))
+                    yield Delivery(raw.decode(), receipt)
                     continue
             except UnicodeDecodeError:
                 pass
@@ -247,7 +257,6 @@ class SqliteScheduler:
                 shown(self.namespace),
                 shown(raw),
             )
-        return deliveries
 
     def _put_back(self, cursor: StoreCursor, now: float, delivery: Delivery | None) -> None:
         assert delivery is not None

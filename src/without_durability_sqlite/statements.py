@@ -141,13 +141,17 @@ WHERE namespace = :namespace AND taken_for IS NOT NULL
   AND visible_at > :now AND visible_at > :now + taken_for + (taken_for > 0)
 RETURNING CAST(workflow AS BLOB)"""
 
-# The row visible longest, one lease ahead from here on. No row: nothing is visible.
-TAKE = """
+_LONGEST_VISIBLE = """FROM workflow_queue
+    WHERE namespace = :namespace AND visible_at <= :now
+    ORDER BY visible_at, workflow LIMIT :limit"""
+
+# The rows visible longest, in order. No row: nothing is visible.
+VISIBLE = f"SELECT CAST(workflow AS BLOB), typeof(workflow) = 'text' {_LONGEST_VISIBLE}"
+
+# Those very rows, one lease ahead from here on.
+TAKE = f"""
 UPDATE workflow_queue SET visible_at = :until, taken = :nonce, taken_for = :lease
-WHERE namespace = :namespace AND workflow = (
-    SELECT workflow FROM workflow_queue
-    WHERE namespace = :namespace AND visible_at <= :now ORDER BY visible_at LIMIT 1)
-RETURNING CAST(workflow AS BLOB), typeof(workflow) = 'text'"""
+WHERE namespace = :namespace AND workflow IN (SELECT workflow {_LONGEST_VISIBLE})"""
 
 # Visible now, or still at the earlier moment it has, under a changed receipt (S10).
 MAKE_READY = """
