@@ -2,11 +2,16 @@
 
 import sys
 
-if __name__ == "__main__":
-    try:
-        from .cli.main import main
 
-        code = main()
+def main() -> int:
+    """The command line, Ctrl-C during its imports included."""
+    try:
+        from .cli.main import main as command_line
+
+        return command_line()
     except KeyboardInterrupt:  # before there was anything to tidy up
-        code = 130
-    sys.exit(code)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

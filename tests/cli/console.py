@@ -61,7 +61,7 @@ def said(*argv: str | Path, clock: Callable[[], float] = time.time, **options: A
 
 
 def environment(**more: str) -> dict[str, str]:
-    left_out = ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR", "PYTHON_COLORS")
+    left_out = ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR", "PYTHON_COLORS", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     source = {"PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error", "TERM": "xterm"}
     return kept | source | more

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from console import said
+from console import changed, said
 from orders import now
 
 from without_durability.ledger import STATES
+from without_durability_sqlite import SqliteDurable
+from without_durability_sqlite.cli import steering
 
 pytestmark = pytest.mark.usefixtures("orders")
 
@@ -66,11 +68,44 @@ def test_arrive_says_so_where_another_value_stands() -> None:
     assert json.loads(answer.out) == {
         "workflow": "order-2",
         "namespace": "workflow",
+        "new": False,
         "ready": True,
+        "waiting": [],
+        "listening": [],
         "key": "order",
         "value": {"lines": 2, "sku": "A-1"},
         "recorded": False,
     }
+
+
+@pytest.mark.parametrize("argv", [["deliver", "ordre-2", "1"], ["arrive", "ordre-2", "key", "1"]])
+def test_an_id_that_nothing_was_known_of_is_said_to_be_new(argv: list[str]) -> None:
+    assert done(*argv).startswith("ordre-2 is new: it has ")
+    assert done(*argv).startswith("ordre-2 has ")
+    assert json.loads(done(*argv, "--json"))["new"] is False
+    other = [argv[0], "ordre-3", *argv[2:]]
+    assert json.loads(done(*other, "--json"))["new"] is True
+
+
+def test_what_a_blocked_workflow_does_not_wait_for_is_told_beside_what_it_waits_for() -> None:
+    assert done("arrive", "order-2", "aproved by", "1").endswith(
+        "it is ready in workflow; it waits for 'approved by'\n"
+    )
+    assert done("deliver", "letter-1", "1").endswith("it is ready in mail\n")
+
+
+def test_json_tells_what_it_waited_for() -> None:
+    told = json.loads(done("arrive", "letter-1", "replies", "1", "--json"))
+    assert (told["waiting"], told["listening"]) == ([], ["replies"])
+    told = json.loads(done("deliver", "order-2", "1", "--json"))
+    assert (told["waiting"], told["listening"]) == (["approved by"], [])
+
+
+def test_a_message_that_nobody_listens_for_is_told_as_well() -> None:
+    assert done("deliver", "order-2", "1").endswith("; it waits for 'approved by'\n")
+    assert done("arrive", "letter-1", "replies", "1").endswith(
+        "; it waits for a message at 'replies'\n"
+    )
 
 
 def test_one_and_true_are_not_the_same_value() -> None:
@@ -191,10 +226,22 @@ def test_rewind_forgets_a_step_and_keeps_what_came_from_outside() -> None:
 
 @pytest.mark.parametrize("step", ["ship", "order"])
 def test_rewind_refuses_a_step_that_no_pass_recorded(step: str) -> None:
-    assert refused("rewind", "order-4", step, "--yes") == (
-        f"workflow 'order-4' has not recorded a step '{step}'"
-    )
+    line = refused("rewind", "order-4", step, "--yes")
+    assert ("has not recorded a step 'ship'" in line) == (step == "ship")
     assert len(records("order-4")) == 2
+
+
+def test_rewind_to_what_came_from_outside_says_what_to_do_instead() -> None:
+    line = refused("rewind", "order-4", "order", "--yes")
+    assert line.endswith("; `fork order-4 NEW --before order` begins anew without it")
+    assert done("fork", "order-4", "order-4b", "--before", "order").startswith("order-4b has 0 rec")
+    done("deliver", "order-4", "1")
+    message = list(records("order-4"))[-1]
+    assert f"--before {message}`" in refused("rewind", "order-4", message, "--yes")
+    assert "fork" not in refused("rewind", "order-4", "ship", "--yes")
+    done("arrive", "order 9", "my key", "1")
+    line = refused("rewind", "order 9", "my key", "--yes")
+    assert "`fork 'order 9' NEW --before 'my key'`" in line
 
 
 def test_fork_copies_the_records_before_a_step() -> None:
@@ -217,6 +264,92 @@ def test_delete_removes_a_workflow_with_its_records_and_its_wakeup() -> None:
     assert done("delete", "letter-1", "--yes") == "letter-1 is deleted with 3 records\n"
     assert queued("letter-1") == []
     assert refused("show", "letter-1") == "nothing is known of workflow 'letter-1'"
+
+
+def test_delete_takes_a_wakeup_out_of_every_queue_and_says_so() -> None:
+    done("deliver", "order-1", "1", "--namespace", "mail")
+    done("deliver", "order-1", "1", "--namespace", "more mail")
+    done("deliver", "order-1", "1", "--namespace", "workflow")
+    assert queued("order-1") == ["mail", "more mail", "workflow"]
+    assert done("delete", "order-1", "--yes") == (
+        "order-1 is deleted with 5 records and its wakeups in mail, more mail\n"
+    )
+    assert queued("order-1") == []
+
+
+def test_delete_asks_and_answers_about_a_wakeup_in_another_queue() -> None:
+    done("deliver", "letter-1", "1", "--namespace", "workflow")
+    done("deliver", "letter-1", "1", "--namespace", "mail")
+    answer = said("orders.db", "delete", "letter-1", clock=now, terminal=True)
+    assert "and its 4 records and its wakeup in workflow? [y/N]" in answer.err
+    told = json.loads(done("delete", "letter-1", "--yes", "--json"))
+    assert told["wakeups"] == ["mail", "workflow"]
+
+
+def test_delete_takes_a_wakeup_that_an_earlier_one_left() -> None:
+    changed(
+        Path("orders.db"),
+        "INSERT INTO workflow_queue (namespace, workflow, visible_at) VALUES ('mail', 'left', 0)",
+    )
+    assert done("delete", "left", "--yes") == (
+        "left is deleted with 0 records and its wakeup in mail\n"
+    )
+    assert queued("left") == []
+    assert refused("delete", "left", "--yes") == "nothing is known of workflow 'left'"
+
+
+def test_a_delete_that_is_broken_off_between_the_queues_can_be_done_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken_off(durable: SqliteDurable, workflow: str) -> int:
+        raise sqlite3.OperationalError("the process died here")
+
+    done("deliver", "order-1", "1", "--namespace", "mail")
+    done("deliver", "order-1", "1", "--namespace", "workflow")
+    with monkeypatch.context() as dying:
+        dying.setattr(SqliteDurable, "delete", broken_off)
+        assert "died here" in refused("delete", "order-1", "--yes")
+    assert queued("order-1") == ["workflow"]
+    done("delete", "order-1", "--yes")
+    assert queued("order-1") == []
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, *other: str) -> None:
+    """Somebody else acts between the look at a workflow and the call."""
+    call = steering.acted
+
+    def acted(*given: Any) -> Any:
+        monkeypatch.setattr(steering, "acted", call)
+        done(*other)
+        return call(*given)
+
+    monkeypatch.setattr(steering, "acted", acted)
+
+
+def test_a_retry_that_comes_second_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    meanwhile(monkeypatch, "retry", "order-4")
+    assert refused("retry", "order-4") == "order-4 was retried meanwhile: it is ready"
+
+
+NOBODY = "nothing is known of workflow 'order-4'"
+
+
+@pytest.mark.parametrize(
+    ("argv", "other", "line"),
+    [
+        (["cancel"], ["cancel"], "order-4 is cancelled meanwhile: there is nothing to cancel"),
+        (["cancel"], ["delete"], NOBODY),
+        (["retry"], ["delete"], NOBODY),
+        (["rewind", "charge"], ["delete"], NOBODY),
+        (["fork", "order-4b"], ["delete"], NOBODY),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else "",
+)
+def test_an_act_that_comes_second_is_no_success(
+    argv: list[str], other: list[str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile(monkeypatch, other[0], "order-4", "--yes")
+    assert refused(argv[0], "order-4", *argv[1:], "--yes") == line
 
 
 @pytest.mark.parametrize(
@@ -273,7 +406,7 @@ def test_sweep_goes_on_until_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_id_that_looks_like_an_option_is_taken_after_two_dashes() -> None:
-    assert "-x has the message" in done("deliver", "--", "-x", "1")
+    assert "-x is new: it has the message" in done("deliver", "--", "-x", "1")
     assert "'-x' is queued" in done("why", "--", "-x")
 
 

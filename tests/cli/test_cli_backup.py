@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -252,6 +253,58 @@ def test_a_copy_that_is_interrupted_leaves_nothing_behind(
         timeout=30,
     )
     assert (done.returncode, done.stderr) == (128 + how, "")
+    assert names(orders.parent) == ["orders.db"]
+
+
+LIMITED = """
+import resource, sys
+from without_durability_sqlite.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_copy_that_has_no_room_is_named_and_not_the_source(orders: Path) -> None:
+    done = subprocess.run(
+        [command()[0], "-c", LIMITED, orders, "backup", "copy.db"],
+        capture_output=True,
+        text=True,
+        env=environment(PYTHONDONTWRITEBYTECODE="1"),
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert f"cannot write the copy to {orders.parent / 'copy.db'}: " in line
+    assert str(orders) not in line
+    assert names(orders.parent) == ["orders.db"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "chmod", "replace"])
+def test_whatever_fails_at_the_copy_names_the_copy(
+    call: str, orders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, call, failing)
+    if call == "replace":
+        monkeypatch.setattr(os, "link", failing)
+    done = said(orders, "backup", "copy.db")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        f"without-durability: cannot write the copy to {orders.parent / 'copy.db'}: "
+        "No space left on device\n"
+    )
+    assert names(orders.parent) == ["orders.db"]
+
+
+def test_what_fails_at_the_source_names_the_source(orders: Path) -> None:
+    with orders.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 8 * 4096)
+    done = said(orders, "backup", "copy.db", "--verify")
+    assert (done.code, done.out) == (1, "")
+    assert f"{orders} is damaged" in done.err
     assert names(orders.parent) == ["orders.db"]
 
 

@@ -137,6 +137,48 @@ def test_every_id_can_be_steered_and_what_is_said_of_it_is_harmless(
         assert done.out.count("\n") == 1
 
 
+LONG = IDS[-1]
+
+
+def test_a_long_id_is_shortened_in_what_is_said_unless_it_is_wanted_in_full(
+    hostile: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.db"
+    assert said(hostile, "backup", copy).code == 0
+    for argv in (
+        ["deliver", LONG, f'"{LONG}"'],
+        ["arrive", LONG, LONG, f'"{LONG}"'],
+        ["arrive", LONG, LONG, "1"],
+        ["arrive", LONG, LONG, "1", "--namespace", LONG],
+        ["rewind", LONG, LONG, "--yes"],
+        ["rewind", LONG, "no step", "--yes"],
+        ["fork", LONG, f"new {LONG}"],
+        ["fork", LONG, f"new {LONG}"],
+        ["cancel", LONG, "--yes"],
+        ["cancel", LONG, "--yes"],
+        ["retry", LONG],
+        ["retry", LONG],
+        ["retry", "--failed", "--namespace", LONG, "--yes"],
+        ["delete", LONG],
+        ["delete", LONG, "--yes"],
+        ["delete", LONG, "--yes"],
+        ["show", LONG],
+        ["why", LONG],
+        ["list", "--state", LONG],
+        ["list", "--after", LONG],
+    ):
+        done = said(copy, *argv, clock=now, terminal=True)
+        assert 0 < len(done.out + done.err) < 2_000, argv[0]
+    done = said(copy, "deliver", LONG, "1", "--full")
+    assert LONG in done.out
+
+
+def test_in_a_pipe_a_long_id_widens_no_other_row(hostile: Path) -> None:
+    for argv in (["status"], ["status", "--full"]):
+        lines = said(hostile, *argv, clock=now).lines
+        assert len([line for line in lines if len(line) > 10_000]) <= 2, argv
+
+
 def test_a_refusal_is_one_harmless_line(hostile: Path) -> None:
     for argv in (
         ["show", "nobody" + EVIL],

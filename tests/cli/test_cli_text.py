@@ -9,7 +9,7 @@ import pytest
 
 from without_durability_sqlite.cli import moments
 from without_durability_sqlite.cli.contents import stored
-from without_durability_sqlite.cli.tables import UNLIMITED, Cell, Column, table
+from without_durability_sqlite.cli.tables import PADDED, UNLIMITED, Cell, Column, table
 from without_durability_sqlite.cli.text import (
     cells,
     escaped,
@@ -87,6 +87,16 @@ def test_the_widest_column_gives_way_first() -> None:
         "order-1  ready  xxxxxxxxxxxxx…",
     ]
     assert table(columns, body, UNLIMITED, plain)[1].endswith("x" * 50)
+
+
+def test_where_nothing_is_shortened_one_long_cell_does_not_widen_every_row() -> None:
+    columns = [Column("id", "middle"), Column("state"), Column("about", "end")]
+    body = [[Cell("x" * 10**6), Cell("ready"), Cell("")]]
+    body += [[Cell(f"order-{n}"), Cell("ready"), Cell("")] for n in range(9)]
+    head, long, *others = table(columns, body, UNLIMITED, plain)
+    assert long == "x" * 10**6 + "  ready"
+    assert max(map(len, [head, *others])) == PADDED + len("  state  about")
+    assert {line.index("ready") for line in others} == {PADDED + 2}
 
 
 def test_wide_characters_keep_the_columns_in_line() -> None:

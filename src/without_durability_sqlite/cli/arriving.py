@@ -50,11 +50,9 @@ class Before(NamedTuple):
         waits = [shown(key) for key in self.waiting]
         waits += [f"a message at {shown(step)}" for step in self.listening]
         ready = f"; it is ready in {screen.named(self.queue)}"
-        return (
-            ready
-            if awaited or not waits
-            else f"{ready}; it waits for {escaped(' and '.join(waits))}"
-        )
+        if awaited or not waits:
+            return ready
+        return f"{ready}; it waits for {escaped(' and '.join(waits))}"
 
     def document(self) -> dict[str, Any]:
         """The same for `--json`."""

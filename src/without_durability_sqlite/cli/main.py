@@ -46,10 +46,10 @@ def _ending() -> Iterator[None]:
     def terminate(number: int, frame: object) -> NoReturn:
         raise Terminated(number)
 
-    before = {one: signal.getsignal(one) for one in ENDING}
-    for one, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(one, terminate)
+    known = {one: signal.getsignal(one) for one in ENDING}
+    before = {one: how for one, how in known.items() if how not in (signal.SIG_IGN, None)}
+    for one in before:
+        signal.signal(one, terminate)
     try:
         yield
     finally:

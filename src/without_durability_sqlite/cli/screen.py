@@ -188,7 +188,10 @@ class Screen:
         """Whether the answer is yes; anything but a yes is a no."""
         self._beside(f"{question} [y/N] ")
         assert self.typed is not None
-        return self.typed.readline().strip().lower() in ("y", "yes")
+        try:
+            return self.typed.readline().strip().lower() in ("y", "yes")
+        except OSError:  # whoever was asked is gone
+            return False
 
 
 @contextmanager
