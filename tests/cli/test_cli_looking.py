@@ -22,7 +22,8 @@ NOBODY = 65534
 
 AS_NOBODY = """
 import os, sys
-from without_durability_sqlite.cli.commands import run  # what that user may not read
+import json, random, traceback, urllib.parse  # what is imported late, and that user may not read
+from without_durability_sqlite.cli.commands import run
 from without_durability_sqlite.cli.main import main
 if os.geteuid() == 0:  # whom no permission stops
     os.setgid({0}); os.setuid({0})
