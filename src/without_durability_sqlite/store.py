@@ -38,7 +38,6 @@ from .checkpointer import SqliteCheckpointer, SqliteEffect
 from .commits import StoreCursor
 from .database import BUSY_TIMEOUT, Database, connect, migrate, transacted
 from .operations import Operation, touching
-from .passes import Passes
 from .scheduler import POLL, SqliteScheduler
 from .schema import SCHEMA
 from .statements import FORGET
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from without_durability.ledger import Page, Status
 
     from .lookups import Found
+    from .passes import Passes
 
 __all__ = [
     "BUSY_TIMEOUT",
@@ -94,6 +94,8 @@ class SqliteDurable:
     def __post_init__(self) -> None:
         if self.checkpointer.database is not self.scheduler.database:
             raise ValueError("the checkpointer and the scheduler must share one database")
+        from .passes import Passes  # whoever has a durable imports it soon enough
+
         object.__setattr__(self, "_passes", Passes(self.checkpointer, self.scheduler))
 
     @property
