@@ -362,7 +362,8 @@ async def test_a_result_that_cannot_be_stored_is_a_warning_without_the_value(
     with pytest.raises(TypeError, match="'w-17' completed with a value of type Card, "):
         await at.durable.result("w-17", within=NOW)
     assert await at.durable.why("w-17") == (
-        "'w-17' completed at 2030-01-01 00:00:00 UTC; its result, of type Card, could not be stored."
+        "'w-17' completed at 2030-01-01 00:00:00 UTC; "
+        "its result, of type Card, could not be stored."
     )
 
 

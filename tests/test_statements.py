@@ -88,13 +88,12 @@ PLANNED: dict[str, tuple[str, ...]] = {
 STEERED: dict[str, tuple[str, ...]] = {
     "STATUS": ("SEARCH run USING INDEX sqlite_autoindex_workflow_run_1 (workflow=?)", QUEUE_OF),
     "LIST": ("SEARCH run USING INTEGER PRIMARY KEY (rowid<?)", QUEUE_OF, CLAIM_BY_KEY),
-    "LIST_OF_NAMESPACE": ("USING INDEX workflow_run_namespace (namespace=? AND rowid<?)",),
     "LIST_OF_STATE_IN_NAMESPACE": (
         "USING INDEX workflow_run_state (state=? AND namespace=? AND rowid<?)",
     ),
-    "LIST_OF_STATE": (
+    "LIST_OF_SOME": (
         "SEARCH run USING INTEGER PRIMARY KEY (rowid=?)",
-        "SEARCH kept USING PRIMARY KEY (state=?)",
+        "SCAN kept",
         "USING INDEX workflow_run_state (state=? AND namespace=? AND rowid<?)",
     ),
     "LIST_BY_PREFIX": ("sqlite_autoindex_workflow_run_1 (workflow>? AND workflow<?)",),
@@ -149,6 +148,7 @@ MAY_SCAN_TOO = {
     "WAITING": {"SCAN queues"},
     "IS_KNOWN": {"SCAN queues"},
     "QUEUES": {"SCAN queues"},
+    "LIST_OF_SOME": {"SCAN kept"},
 }
 
 # A workflow's records as they were written, a few thousand workflows, what few queues hold of one.

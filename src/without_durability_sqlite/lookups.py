@@ -26,14 +26,12 @@ _CLAIMED = f"""
      AND {ALIVE_UNTIL} > :now)"""
 
 # Of a row: itself, whether a pass holds it, and what is queued for it.
-_ROWS_OF = f"""
+_COLUMNS = f"""
 SELECT seq, CAST(run.workflow AS BLOB), CAST(run.namespace AS BLOB), state, CAST(detail AS BLOB),
     attempts, created_at, updated_at, {_CLAIMED.format("token")} IS NOT NULL,
     queue.visible_at, queue.taken IS NOT NULL
-FROM workflow_run AS run INDEXED BY {{}} LEFT JOIN workflow_queue AS queue
+FROM workflow_run AS run LEFT JOIN workflow_queue AS queue
     ON queue.namespace = run.namespace AND queue.workflow = run.workflow"""
-
-_COLUMNS = _ROWS_OF.replace("INDEXED BY {}", "")
 
 _BY_PREFIX = "run.workflow >= :prefix AND run.workflow < :beyond"
 _PAGE = "ORDER BY run.seq DESC LIMIT :limit"
@@ -43,20 +41,21 @@ STATUS = f"{_COLUMNS} WHERE run.workflow = :workflow"
 # Newest first from a row on. The prefix is a filter here, whatever else is asked.
 LIST = f"{_COLUMNS} WHERE run.seq < :after AND +{_BY_PREFIX} {_PAGE}"
 
-LIST_OF_NAMESPACE = f"""{_ROWS_OF.format("workflow_run_namespace")}
-WHERE run.namespace = :namespace AND run.seq < :after AND +{_BY_PREFIX} {_PAGE}"""
+_COLUMNS_BY_STATE = _COLUMNS.replace("AS run", "AS run INDEXED BY workflow_run_state")
 
-LIST_OF_STATE_IN_NAMESPACE = f"""{_ROWS_OF.format("workflow_run_state")}
+LIST_OF_STATE_IN_NAMESPACE = f"""{_COLUMNS_BY_STATE}
 WHERE run.state = :state AND run.namespace = :namespace AND run.seq < :after
   AND +{_BY_PREFIX} {_PAGE}"""
 
-# A state's rows lie by queue: a page's worth of each queue, and of those the newest.
-LIST_OF_STATE = f"""{_COLUMNS}
+# The rows of a state or of a queue lie by both: a page's worth of each, and of those the newest.
+LIST_OF_SOME = f"""{_COLUMNS}
 WHERE run.seq IN (
     SELECT found.seq FROM workflow_count AS kept CROSS JOIN workflow_run AS found
-    WHERE kept.state = :state AND kept.count > 0 AND found.seq IN (
+    WHERE (:state IS NULL OR kept.state = :state)
+      AND (:namespace IS NULL OR kept.namespace = :namespace)
+      AND kept.count > 0 AND found.seq IN (
         SELECT seq FROM workflow_run INDEXED BY workflow_run_state
-        WHERE state = :state AND namespace = kept.namespace AND seq < :after
+        WHERE state = kept.state AND namespace = kept.namespace AND seq < :after
           AND +workflow >= :prefix AND +workflow < :beyond ORDER BY seq DESC LIMIT :limit))
 {_PAGE}"""
 
@@ -169,10 +168,10 @@ def listed(
     statement = LIST
     if prefix and rows(connection, WITH_PREFIX, asked)[0][0] <= FEW:
         statement = LIST_BY_PREFIX
-    elif state is not None:
-        statement = LIST_OF_STATE if namespace is None else LIST_OF_STATE_IN_NAMESPACE
-    elif namespace is not None:
-        statement = LIST_OF_NAMESPACE
+    elif state is not None and namespace is not None:
+        statement = LIST_OF_STATE_IN_NAMESPACE
+    elif state is not None or namespace is not None:
+        statement = LIST_OF_SOME
     items = tuple(_status(codec, row, now) for row in rows(connection, statement, asked))
     return Page(items[:limit], items[limit - 1].seq if len(items) > limit else None)
 

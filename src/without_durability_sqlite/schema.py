@@ -69,12 +69,9 @@ CREATE TABLE IF NOT EXISTS workflow_run (
     updated_at REAL NOT NULL
 )"""
 
-# The index of a state's and of a queue's rows in the order of `seq`, which ends every index.
+# A state's rows of a queue in the order of `seq`, which ends every index.
 _OF_STATE = """
 CREATE INDEX IF NOT EXISTS workflow_run_state ON workflow_run (state, namespace)"""
-
-_OF_NAMESPACE = """
-CREATE INDEX IF NOT EXISTS workflow_run_namespace ON workflow_run (namespace)"""
 
 # What can be swept, the longest unchanged first; a workflow that is under way costs it nothing.
 _FINISHED = """
@@ -119,14 +116,14 @@ CREATE TABLE IF NOT EXISTS workflow_schema (
 
 _STATEMENTS = (
     *(_CHECKPOINT, _CLAIM, _QUEUE, _VISIBLE_AT, _TAKEN_FOR),
-    *(_RUN, _OF_STATE, _OF_NAMESPACE, _FINISHED),
+    *(_RUN, _OF_STATE, _FINISHED),
     *(_COUNT, _COUNTED_IN, _COUNTED_OUT, _RECOUNTED),
     _SCHEMA_VERSION,
 )
 
 _BESIDE_TABLES = {
     *("workflow_queue_visible_at", "workflow_queue_taken_for"),
-    *("workflow_run_state", "workflow_run_namespace", "workflow_run_finished"),
+    *("workflow_run_state", "workflow_run_finished"),
     *("workflow_run_counted_in", "workflow_run_counted_out", "workflow_run_recounted"),
 }
 """The indexes and triggers of this schema."""

@@ -13,7 +13,14 @@ from figures import Sample
 from ours import opened
 
 from without_durability import Pass, claimed
-from without_durability_sqlite.statements import FENCE, LATEST, MAKE_READY, SIGN_OF_LIFE, WRITE
+from without_durability_sqlite.statements import (
+    ARRIVED,
+    FENCE,
+    LATEST,
+    MAKE_READY,
+    SIGN_OF_LIFE,
+    WRITE,
+)
 
 LEDGER = "CREATE TABLE ledger (entry INTEGER PRIMARY KEY, amount INTEGER NOT NULL)"
 ENTER = "INSERT INTO ledger (amount) VALUES (1)"
@@ -55,8 +62,9 @@ class Raw:
         workflow = f"arrived {next(self._numbers)}"
         self._write(workflow)
         now = time.time()
-        asked = {"namespace": "workflow", "workflow": workflow, "when": now, "ahead": 0}
-        self._connection.execute(MAKE_READY, asked)
+        row = {"namespace": "workflow", "workflow": workflow}
+        self._connection.execute(ARRIVED, row | {"now": now})
+        self._connection.execute(MAKE_READY, row | {"when": now, "ahead": 0})
 
     def _sign_of_life(self) -> None:
         workflow, token = self._holder.workflow, self._holder.token
