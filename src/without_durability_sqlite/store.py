@@ -66,10 +66,10 @@ __all__ = [
 T = TypeVar("T")
 
 SWEPT_TOGETHER = 20
-SWEEPING = 0.001
+SWEEPING = 0.0005
 """A sweep deletes so many workflows in one transaction, or for so many seconds."""
 
-RESTING = 1.0
+RESTING = 4.0
 """How long it rests then, in terms of the time that took."""
 
 LAST_WORD = 6.0

@@ -312,8 +312,8 @@ def test_verify_finds_a_file_that_is_damaged(orders: Path) -> None:
     with closing(sqlite3.connect(orders, isolation_level=None)) as connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute(
-            "UPDATE sqlite_schema "
-            "SET sql = replace(sql, '(state, namespace)', '(state, workflow)') WHERE name = 'workflow_run_state'"
+            "UPDATE sqlite_schema SET sql = replace(sql, '(state, namespace)', '(state, seq)') "
+            "WHERE name = 'workflow_run_state'"
         )
     done = said(orders, "backup", "copy.db", "--verify")
     assert (done.code, done.out) == (1, "")

@@ -113,8 +113,8 @@ def test_an_unsound_index_is_wrong(orders: Path) -> None:
     with closing(sqlite3.connect(orders, isolation_level=None)) as connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute(
-            "UPDATE sqlite_schema "
-            "SET sql = replace(sql, '(state, namespace)', '(state, workflow)') WHERE name = 'workflow_run_state'"
+            "UPDATE sqlite_schema SET sql = replace(sql, '(state, namespace)', '(state, seq)') "
+            "WHERE name = 'workflow_run_state'"
         )
     wrong = found(orders)
     assert {one["kind"] for one in wrong} == {"integrity"}
