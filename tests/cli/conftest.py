@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ import pytest
 
 if sys.platform == "win32":
     collect_ignore_glob = ["test_cli_*"]
+    SIGNALS = [signal.SIGINT]
+else:
+    SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +45,14 @@ def writer(orders: Path) -> Iterator[sqlite3.Connection]:
         writer.execute("BEGIN IMMEDIATE")
         writer.execute("UPDATE workflow_run SET attempts = 99")
         yield writer
+
+
+@pytest.fixture(autouse=True)
+def heard_signals() -> Iterator[None]:
+    """Commands that hear the signals, also where the tests run under `nohup` or as a job."""
+    ignored = [one for one in SIGNALS if signal.getsignal(one) is signal.SIG_IGN]
+    for one in ignored:
+        signal.signal(one, signal.SIG_DFL)
+    yield
+    for one in ignored:
+        signal.signal(one, signal.SIG_IGN)
