@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-
-Outcome: TypeAlias = tuple[Any, BaseException | None]
 
 _RESTARTS = 100
 
@@ -42,7 +39,7 @@ async def settle(call: Callable[[], Awaitable[T]]) -> Settled[T]:
     settled: Settled[T] = Settled()
     loop = asyncio.get_running_loop()
     for _ in range(_RESTARTS):
-        task = _begun(loop, _outcome(call))
+        task = loop.create_task(_outcome(call))
         while not task.done():
             try:
                 await _ended(task, loop)
@@ -53,15 +50,6 @@ async def settle(call: Callable[[], Awaitable[T]]) -> Settled[T]:
             break
         settled.cancellation = settled.cancellation or asyncio.CancelledError()
     return settled
-
-
-def _begun(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Outcome]
-) -> asyncio.Task[Outcome]:
-    """A task of its own for what must happen: begun on the spot, where Python can do that."""
-    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
-        return asyncio.Task(coroutine, loop=loop, eager_start=True)
-    return loop.create_task(coroutine)
 
 
 def _ended(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
@@ -76,7 +64,7 @@ def _ended(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> asyncio.
     return ended
 
 
-async def _outcome(call: Callable[[], Awaitable[T]]) -> Outcome:
+async def _outcome(call: Callable[[], Awaitable[T]]) -> tuple[Any, BaseException | None]:
     """`call()`'s value or error: an error is a value here, so that no task is left unread."""
     try:
         return await call(), None
