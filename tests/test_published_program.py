@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,30 +14,17 @@ import pytest
 
 from older_files import PUBLISHED, VERSION_1
 from published_program import Published
-from stores import Stores, over_sqlite
+from stores import Stores
 from thread_gates import HANG, plain
+from upgraded_files import odd, upgraded
 from without_durability import BUDGET, LEASE, Blocked, Clock, Completed, Fenced, Sleeping
 from without_durability.ledger import ended
-from without_durability_sqlite import connect, migrate
-from without_durability_sqlite.checking import oddities
 
 AT_ONCE = timedelta(0)
 HOUR = timedelta(hours=1)
 
 OLDER = {"the release before": VERSION_1, "the published design": PUBLISHED}
 """Who made the file."""
-
-
-@asynccontextmanager
-async def upgraded(path: Path, clock: Clock) -> AsyncIterator[Stores]:
-    async with connect(path, clock=clock.seconds) as database:
-        await migrate(database)
-        yield over_sqlite(database, clock)
-
-
-async def odd(stores: Stores) -> list[Any]:
-    now = stores.clock.seconds()
-    return await stores.checkpointer.database.run(lambda connection: oddities(connection, now))
 
 
 @pytest.fixture(params=OLDER.values(), ids=OLDER)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from children import started
 from older_files import PUBLISHED, PUBLISHED_AGAIN, VERSION_1, shape
 from stores import Stores, over_sqlite
 from thread_gates import plain
+from upgraded_files import odd, upgraded
 from without_durability import BUDGET, FINISHED, LEASE, Blocked, Clock, inbox_key
 from without_durability.ledger import ended
 from without_durability_sqlite import connect, migrate
@@ -136,18 +137,6 @@ def everything(path: Path) -> list[Any]:
             name: other.execute(f"SELECT * FROM {name.decode()}").fetchall() for (name,) in tables
         }
         return [shape(other), rows]
-
-
-@asynccontextmanager
-async def upgraded(path: Path, clock: Clock) -> AsyncIterator[Stores]:
-    async with connect(path, clock=clock.seconds) as database:
-        await migrate(database)
-        yield over_sqlite(database, clock)
-
-
-async def odd(stores: Stores) -> list[Any]:
-    now = stores.clock.seconds()
-    return await stores.checkpointer.database.run(lambda connection: oddities(connection, now))
 
 
 # --- nothing is lost --------------------------------------------------------------------------

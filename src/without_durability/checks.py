@@ -25,16 +25,21 @@ def check_text(name: str, text: str) -> None:
         ) from None
 
 
+def check_count(name: str, count: int) -> None:
+    """`ValueError` naming `name` for a count below 1, or one that is no whole number."""
+    if type(count) is not int or count < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {count!r}")
+
+
 def check_limit(limit: int) -> None:
     """`ValueError` for a limit below 1, or one that is no whole number."""
-    if type(limit) is not int or limit < 1:
-        raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
+    check_count("limit", limit)
 
 
 def check_attempts(attempts: int | None) -> None:
     """`ValueError` for a limit of attempts that is neither `None` nor a whole number from 1 on."""
-    if attempts is not None and (type(attempts) is not int or attempts < 1):
-        raise ValueError(f"attempts must be a whole number of at least 1, not {attempts!r}")
+    if attempts is not None:
+        check_count("attempts", attempts)
 
 
 def check_delivery(delivery: Delivery) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, get_args
 
-from .checks import check_attempts, check_limit, check_text
+from .checks import check_count, check_limit, check_text
 from .codec import Encoded
 from .durations import check_duration
 from .interfaces import Effect, PassDurable
@@ -143,9 +143,7 @@ class Retry:
     jitter: float = JITTER
 
     def __post_init__(self) -> None:
-        if self.attempts is None:
-            raise ValueError("attempts must be a whole number: without a limit, give no Retry")
-        check_attempts(self.attempts)
+        check_count("attempts", self.attempts)
         check_duration("first", self.first)
         check_duration("cap", self.cap)
         if not 1 <= self.factor < float("inf"):

@@ -13,7 +13,7 @@ from without_durability.explaining import Standing, Waiting, explained, in_utc
 from without_durability.ledger import STATES, Page, State, Status, check_listing, due_of
 
 from .rows import rows
-from .statements import ALIVE_UNTIL, HELD_UNTIL, QUEUES, TOO_LATE
+from .statements import ALIVE_UNTIL, FINISHED, HELD_UNTIL, QUEUES, TOO_LATE
 
 FEW = 5_000
 """Up to so many ids with a prefix are found by their ids, and sorted; else by walking the rows."""
@@ -74,10 +74,8 @@ COUNTS = "SELECT state, sum(count) FROM workflow_count GROUP BY state"
 COUNTS_OF_NAMESPACE = """
 SELECT state, count FROM workflow_count WHERE state = :state AND namespace = :namespace"""
 
-_FINISHED = "state IN ('completed', 'failed', 'cancelled')"
-
 # What may be swept: finished, unchanged since `before`, queued nowhere and held by no pass (L13).
-RIPE = f"""{_FINISHED} AND updated_at <= :before
+RIPE = f"""{FINISHED} AND updated_at <= :before
   AND NOT EXISTS (SELECT 1 FROM ({QUEUES}) AS queues CROSS JOIN workflow_queue AS queue
                   WHERE queue.namespace = queues.name AND queue.workflow = run.workflow)
   AND NOT EXISTS (SELECT 1 FROM workflow_claim

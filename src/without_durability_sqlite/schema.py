@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from .files import main_file
 from .rows import rows
-from .statements import OF_INBOX, TOO_LATE
+from .statements import FINISHED, OF_INBOX, TOO_LATE
 
 VERSION = 2
 """The version of the schema below, kept in `workflow_schema` and nowhere else."""
@@ -74,9 +74,9 @@ _OF_STATE = """
 CREATE INDEX IF NOT EXISTS workflow_run_state ON workflow_run (state, namespace)"""
 
 # What can be swept, the longest unchanged first; a workflow that is under way costs it nothing.
-_FINISHED = """
+_FINISHED = f"""
 CREATE INDEX IF NOT EXISTS workflow_run_finished ON workflow_run (state, updated_at)
-WHERE state IN ('completed', 'failed', 'cancelled')"""
+WHERE {FINISHED}"""
 
 # How many rows there are of a state, kept by triggers so that counting them is no scan.
 _COUNT = """

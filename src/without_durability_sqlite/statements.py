@@ -8,6 +8,9 @@ TOO_LATE = 253402300800
 OF_INBOX = "step >= 'inbox:' AND step < 'inbox;'"
 """Whether a record is a message: its key lies in the inbox space."""
 
+FINISHED = "state IN ('completed', 'failed', 'cancelled')"
+"""Whether a workflow is finished: what the index over those asks of a statement, to the letter."""
+
 # Every queue that holds something, by as many steps along the index as there are queues.
 QUEUES = """
 WITH RECURSIVE queues (name) AS (

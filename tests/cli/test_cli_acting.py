@@ -11,25 +11,13 @@ from typing import Any
 import pytest
 from console import changed, said
 from orders import now
+from session import done, refused
 
 from without_durability.ledger import STATES
 from without_durability_sqlite import SqliteDurable
 from without_durability_sqlite.cli import steering
 
 pytestmark = pytest.mark.usefixtures("orders")
-
-
-def done(*argv: str, **options: Any) -> str:
-    answer = said("orders.db", *argv, clock=now, **options)
-    assert (answer.code, answer.err) == (0, ""), answer
-    return answer.out
-
-
-def refused(*argv: str, code: int = 1, **options: Any) -> str:
-    answer = said("orders.db", *argv, clock=now, **options)
-    assert (answer.code, answer.out) == (code, ""), answer
-    (line,) = answer.err.splitlines()
-    return line.removeprefix("without-durability: ")
 
 
 def status(workflow: str) -> dict[str, Any]:

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from console import Stream, said
 from orders import now
+from session import done, refused
 
 pytestmark = pytest.mark.usefixtures("orders")
-
-
-def done(*argv: str, **options: Any) -> str:
-    answer = said("orders.db", *argv, clock=now, **options)
-    assert (answer.code, answer.err) == (0, ""), answer
-    return answer.out
-
-
-def refused(*argv: str, code: int = 1, **options: Any) -> str:
-    answer = said("orders.db", *argv, clock=now, **options)
-    assert (answer.code, answer.out) == (code, ""), answer
-    (line,) = answer.err.splitlines()
-    return line.removeprefix("without-durability: ")
 
 
 DESTRUCTIVE = [

@@ -13,7 +13,7 @@ from without_durability.explaining import in_words
 from without_durability.ledger import STATES, Status
 from without_durability_sqlite import lookups, schema
 from without_durability_sqlite.rows import rows
-from without_durability_sqlite.statements import ALIVE_UNTIL, QUEUES
+from without_durability_sqlite.statements import ALIVE_UNTIL, FINISHED, QUEUES
 
 from .moments import ago, iso, many, size
 from .ours import look_at
@@ -45,9 +45,8 @@ OLDEST = """
 SELECT CAST(workflow AS BLOB), visible_at FROM workflow_queue
 WHERE namespace = :namespace AND visible_at <= :now ORDER BY visible_at LIMIT 1"""
 
-FAILED = """
-SELECT CAST(workflow AS BLOB) FROM workflow_run
-WHERE state = 'failed' AND state IN ('completed', 'failed', 'cancelled')
+FAILED = f"""
+SELECT CAST(workflow AS BLOB) FROM workflow_run WHERE state = 'failed' AND {FINISHED}
 ORDER BY updated_at DESC LIMIT :few"""
 
 
