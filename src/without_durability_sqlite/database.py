@@ -310,8 +310,9 @@ def connect(
 
     `path` is a plain path, never a URI; `":memory:"` gives a private store that is not durable.
     `timeout` is how long to wait for other processes' locks, zero included. An error names the
-    path and the reason: `sqlite3.NotSupportedError` (SQLite before 3.35, or single-threaded),
-    `OperationalError`, `DatabaseError` (not a database; untouched), `ValueError`, `TypeError`.
+    path and the reason: `sqlite3.NotSupportedError` (SQLite before 3.35, or single-threaded; a
+    file of UTF-16), `OperationalError`, `DatabaseError` (not a database), `ValueError`,
+    `TypeError`. What is refused is left as it was.
     """
     connection = opening.opened(path, timeout)
     try:

@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from without_durability.durations import Milliseconds
 from without_durability.values import shown
@@ -20,6 +20,8 @@ from .transactions import is_reading
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+T = TypeVar("T")
 
 NEEDED = (3, 35, 0)
 """The first SQLite with `RETURNING`."""
@@ -50,6 +52,7 @@ def opened(path: Path | str, timeout: Milliseconds) -> sqlite3.Connection:
     connection = None
     try:
         connection = _connection(name, timeout)
+        _check_encoding(connection, timeout)
         _switch_to_wal(connection, name, timeout)
         _set_pragmas(connection, timeout)
     except BaseException as error:
@@ -96,6 +99,8 @@ def thread_of(connection: sqlite3.Connection) -> DatabaseThread:
         ) from refused
     try:
         _check_modes(connection)
+        if not _is_utf_8(connection):
+            raise ValueError("the connection has a PRAGMA encoding of UTF-16: UTF-8 is needed")
         is_reading(connection)  # from now on it can tell
         if open_transaction:
             raise ValueError("the connection has a transaction open: in_transaction is True")
@@ -213,6 +218,20 @@ def _connection(name: str, timeout: Milliseconds) -> sqlite3.Connection:
     )
 
 
+def _is_utf_8(connection: sqlite3.Connection) -> bool:
+    """Whether the database's text is what the statements read as bytes."""
+    return rows(connection, "SELECT encoding = 'UTF-8' FROM pragma_encoding") == [(True,)]
+
+
+def _check_encoding(connection: sqlite3.Connection, timeout: Milliseconds) -> None:
+    """A database of another encoding is an application's, and is left as it is."""
+    if not _patiently(lambda: _is_utf_8(connection), timeout):
+        raise sqlite3.NotSupportedError(
+            "the file keeps its text as UTF-16 (PRAGMA encoding), and workflows need UTF-8: "
+            "give them a file of their own"
+        )
+
+
 def _switch_to_wal(connection: sqlite3.Connection, name: str, timeout: Milliseconds) -> None:
     """Write-ahead logging, retried within `timeout`.
 
@@ -239,10 +258,7 @@ def _set_pragmas(connection: sqlite3.Connection, timeout: Milliseconds) -> None:
             )
 
 
-def _patiently(
-    call: Callable[[], tuple[str]],
-    timeout: Milliseconds,
-) -> tuple[str]:
+def _patiently(call: Callable[[], T], timeout: Milliseconds) -> T:
     """`call()`, again and again while another process is in the way, until `timeout` is over."""
     import random  # it costs a millisecond, and few programs come here
 

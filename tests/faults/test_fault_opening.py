@@ -190,6 +190,20 @@ def test_fault_not_a_database_is_named_and_untouched(path, content):
         connect(path)
 
 
+@pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
+def test_fault_a_database_of_utf_16_is_named_and_untouched(path, encoding):
+    with closing(sqlite3.connect(path)) as other:
+        other.executescript(f"PRAGMA encoding = '{encoding}'; CREATE TABLE theirs (name TEXT);")
+    with refused(sqlite3.NotSupportedError, path.parent, path, "UTF-16", "UTF-8"):
+        connect(path)
+    for given in (path, ":memory:"):
+        with closing(plain(given)) as connection:
+            connection.execute(f"PRAGMA encoding = '{encoding}'")
+            with refused(ValueError, path.parent, "PRAGMA encoding", "UTF-16", "UTF-8"):
+                Database(connection)
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
 def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file opens as on a file system that cannot share memory: SQLite's own refusal."""
     real = sqlite3.connect
