@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from .errors import primary_code
 from .looking import WAIT, checked, looked
-from .rows import rows
+from .rows import lenient, rows
 
 PAGES = 1000
 """Copied at a time; between two such pieces `progress` is called, and a signal is noticed."""
@@ -173,7 +173,7 @@ def _facts(connection: sqlite3.Connection) -> _Facts:
 def _verify(copy: str, target: str, expected: _Facts) -> None:
     def look(connection: sqlite3.Connection) -> tuple[str, _Facts]:
         found = rows(connection, "SELECT CAST(integrity_check AS BLOB) FROM pragma_integrity_check")
-        said = "; ".join(line.decode(errors="replace") for (line,) in found[:3])
+        said = "; ".join(lenient(line) for (line,) in found[:3])
         return said, _facts(connection)
 
     try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from without_durability.ledger import STATES
 
-from .rows import rows
+from .rows import lenient, rows
 from .statements import ALIVE_UNTIL, FINISHED, QUEUES
 
 FAR = timedelta(days=1)
@@ -96,4 +96,4 @@ def oddities(connection: sqlite3.Connection, now: float) -> list[Oddity]:
 
 
 def _text(fact: Any) -> Any:
-    return fact.decode(errors="replace") if isinstance(fact, bytes) else fact
+    return lenient(fact) if isinstance(fact, bytes) else fact

@@ -29,7 +29,7 @@ from .commits import StoreCursor
 from .database import Database
 from .loading import Loading, just_value
 from .operations import Operation, touched, touching
-from .rows import as_holder, as_milliseconds, text, written_at
+from .rows import as_holder, as_milliseconds, lenient, text, written_at
 from .statements import (
     CLAIM,
     CLAMP_CLAIM,
@@ -280,7 +280,7 @@ def _next_position(cursor: sqlite3.Cursor, workflow: str) -> int:
     ((position,),) = cursor.execute(NEXT_SEQ).fetchall()
     beyond = {"workflow": workflow, "first": inbox_key(0), "beyond": inbox_key(INBOX_COUNTED)}
     for (raw,) in cursor.execute(INBOX_KEYS, beyond):
-        held = inbox_position(raw.decode(errors="replace"))
+        held = inbox_position(lenient(raw))
         if held is not None:
             return max(position, held + 1)
     return position

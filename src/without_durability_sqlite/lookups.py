@@ -12,7 +12,7 @@ from without_durability.codec import CheckpointCodec
 from without_durability.explaining import Standing, Waiting, explained, in_utc
 from without_durability.ledger import STATES, Page, State, Status, check_listing, due_of
 
-from .rows import rows
+from .rows import lenient, rows
 from .statements import ALIVE_UNTIL, FINISHED, HELD_UNTIL, QUEUES, TOO_LATE
 
 FEW = 5_000
@@ -123,7 +123,7 @@ def found(
 def waiting(connection: sqlite3.Connection, workflow: str) -> Waiting | None:
     """What is queued for a workflow without a row: only its scheduler was told of it."""
     for namespace, visible_at, taken in rows(connection, WAITING, {"workflow": workflow}):
-        return Waiting(namespace.decode(errors="replace"), moment_of(visible_at), bool(taken))
+        return Waiting(lenient(namespace), moment_of(visible_at), bool(taken))
     return None
 
 
@@ -216,8 +216,8 @@ def _status(codec: CheckpointCodec[str], row: tuple[Any, ...], now: float) -> St
         due = told if told is not None and told.timestamp() > now else None
     return Status(
         seq,
-        workflow.decode(errors="replace"),
-        namespace.decode(errors="replace"),
+        lenient(workflow),
+        lenient(namespace),
         state,
         detail,
         attempts,

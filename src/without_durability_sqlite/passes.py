@@ -13,7 +13,7 @@ from .checkpointer import SqliteCheckpointer
 from .commits import StoreCursor
 from .loading import PIECE_ROWS, Loading, just_value
 from .operations import Operation, touched
-from .rows import as_holder, rows
+from .rows import as_holder, lenient, rows
 from .scheduler import SqliteScheduler
 from .statements import (
     ARRIVED,
@@ -164,7 +164,7 @@ class Passes:
         """An end of which something may have come between: what is queued is to be run (L4)."""
         assert ended.state is not None
         for _, _, _, _, raw in cursor.execute(STANDING, asked).fetchall():
-            queue = asked | {"namespace": raw.decode(errors="replace")}
+            queue = asked | {"namespace": lenient(raw)}
             for (made_ready,) in cursor.execute(QUEUED, queue).fetchall():
                 asked["state"] = "ready"
                 if made_ready and ended.state == "failed":  # a new chance, unlike a mere take

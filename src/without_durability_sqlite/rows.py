@@ -46,6 +46,11 @@ def text(workflow: str, what: str, raw: bytes) -> str:
         raise ValueError(f"workflow {shown(workflow)}: {what} is not UTF-8: {error}") from error
 
 
+def lenient(raw: bytes) -> str:
+    """A column's text where a foreign one must not be in the way: what is not UTF-8 is replaced."""
+    return raw.decode(errors="replace")
+
+
 def written_at(workflow: str, key: str, seconds: float) -> datetime:
     """A record's moment; `ValueError` naming workflow and key where it is none."""
     try:

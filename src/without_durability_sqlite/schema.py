@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from .files import main_file
-from .rows import rows
+from .rows import lenient, rows
 from .statements import FINISHED, OF_INBOX, TOO_LATE
 
 VERSION = 2
@@ -314,7 +314,7 @@ def bring_up_to_date(cursor: sqlite3.Cursor, now: float) -> None:
 
 def _lacks(connection: sqlite3.Connection) -> set[str]:
     """The indexes and triggers of this schema that the file does not have."""
-    beside = {name.decode(errors="replace") for (name,) in rows(connection, BESIDE_TABLES)}
+    beside = {lenient(name) for (name,) in rows(connection, BESIDE_TABLES)}
     return _BESIDE_TABLES - beside
 
 

@@ -11,7 +11,7 @@ from without_durability.values import shown
 from .commits import StoreCursor
 from .lookups import RIPE
 from .operations import touched
-from .rows import as_milliseconds
+from .rows import as_milliseconds, lenient
 from .statements import ALIVE_UNTIL, CANCEL, OF_INBOX, QUEUED, QUEUES, RAISE_FENCE
 
 LAST = 2**62
@@ -201,5 +201,5 @@ def _seq_of(cursor: StoreCursor, asked: dict[str, Any], *, anybodys: bool = Fals
 
 def _namespace(cursor: StoreCursor, statement: str, asked: dict[str, Any]) -> str | None:
     for (raw,) in cursor.execute(statement, asked).fetchall():
-        return str(raw.decode(errors="replace"))
+        return lenient(raw)
     return None

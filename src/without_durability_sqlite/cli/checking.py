@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from without_durability_sqlite import schema
 from without_durability_sqlite.checking import Oddity, oddities
 from without_durability_sqlite.opening import JOURNAL_SIZE_LIMIT, NEEDED
-from without_durability_sqlite.rows import rows
+from without_durability_sqlite.rows import lenient, rows
 
 from .moments import many, size
 from .ours import look_at
@@ -62,7 +62,7 @@ def check(file: str, typed: Namespace, screen: Screen) -> int:
     now = screen.now().timestamp()
 
     def look(connection: sqlite3.Connection) -> tuple[list[str], list[Oddity]]:
-        said = [line.decode(errors="replace") for (line,) in rows(connection, INTEGRITY)]
+        said = [lenient(line) for (line,) in rows(connection, INTEGRITY)]
         return said, oddities(connection, now) if said == ["ok"] else []
 
     said, odd = look_at(file, screen, look)

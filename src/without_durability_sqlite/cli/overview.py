@@ -12,7 +12,7 @@ from without_durability.codec import JSON
 from without_durability.explaining import in_words
 from without_durability.ledger import STATES, Status
 from without_durability_sqlite import lookups, schema
-from without_durability_sqlite.rows import rows
+from without_durability_sqlite.rows import lenient, rows
 from without_durability_sqlite.statements import ALIVE_UNTIL, FINISHED, QUEUES
 
 from .moments import ago, iso, many, size
@@ -79,18 +79,18 @@ def overview(connection: sqlite3.Connection, now: datetime) -> Overview:
     asked: dict[str, Any] = {"now": now.timestamp(), "few": FEW}
     counts: dict[str, dict[str, int]] = {}
     for namespace, state, count in rows(connection, COUNTS):
-        of_namespace = counts.setdefault(_text(namespace), dict.fromkeys(STATES, 0))
-        of_namespace[_text(state)] = count
+        of_namespace = counts.setdefault(lenient(namespace), dict.fromkeys(STATES, 0))
+        of_namespace[lenient(state)] = count
     oldest: Oldest | None = None
     for namespace in [name for (name,) in rows(connection, QUEUES)]:
         for workflow, visible_at in rows(connection, OLDEST, asked | {"namespace": namespace}):
             since = lookups.moment_of(visible_at) or _BEGINNING
             if oldest is None or since < oldest.since:
-                oldest = Oldest(_text(workflow), str(namespace), since)
-    running = sorted(_text(workflow) for (workflow,) in rows(connection, AT_WORK, asked))
+                oldest = Oldest(lenient(workflow), str(namespace), since)
+    running = sorted(lenient(workflow) for (workflow,) in rows(connection, AT_WORK, asked))
     failures = []
     for (workflow,) in rows(connection, FAILED, asked):
-        told = lookups.found(connection, JSON, _text(workflow), now.timestamp())
+        told = lookups.found(connection, JSON, lenient(workflow), now.timestamp())
         if told is not None:
             failures.append(told.status)
     return Overview(counts, running, oldest, failures)
@@ -205,7 +205,3 @@ def _at_work(screen: Screen, seen: Overview) -> str:
     more = f" and {len(seen.running) - FEW} more" if len(seen.running) > FEW else ""
     passes = many(len(seen.running), "pass is", "passes are")
     return screen.fitted(f"{passes} running: {some}{more}")
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="replace")

@@ -8,7 +8,7 @@ import sqlite3
 from argparse import Namespace
 
 from without_durability.ledger import Status
-from without_durability_sqlite.rows import rows
+from without_durability_sqlite.rows import lenient, rows
 from without_durability_sqlite.scheduler import SqliteScheduler
 from without_durability_sqlite.statements import OF_INBOX, QUEUES
 from without_durability_sqlite.store import SqliteDurable
@@ -182,7 +182,7 @@ def delete(file: str, typed: Namespace, screen: Screen) -> int:
 def _queues(connection: sqlite3.Connection, workflow: str) -> list[str]:
     """The queues that a workflow is queued in."""
     queued = rows(connection, WAKEUPS, {"workflow": workflow})
-    return [name.decode(errors="replace") for (name,) in queued]
+    return [lenient(name) for (name,) in queued]
 
 
 def _elsewhere(screen: Screen, queues: list[str], own: str) -> str:

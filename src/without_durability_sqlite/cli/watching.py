@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from without_durability.ledger import Status
 from without_durability_sqlite.looking import Watched
-from without_durability_sqlite.rows import rows
+from without_durability_sqlite.rows import lenient, rows
 
 from .moments import ago, iso
 from .ours import check_ours
@@ -84,7 +84,7 @@ def _looked(file: str, screen: Screen, watched: Watched, before: set[Mark] | Non
             new = rows(connection, CHANGED, {"since": 0, "most": NEWEST})
         else:
             new = [mark for mark in recent if mark not in before]
-        told = (found(connection, raw.decode(errors="replace"), now) for raw, *_ in new)
+        told = (found(connection, lenient(raw), now) for raw, *_ in new)
         changes = [one.status for one in told if one is not None]
         return Frame(overview(connection, now), changes, set(recent))
 
