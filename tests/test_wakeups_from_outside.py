@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import timedelta
@@ -24,7 +25,7 @@ from idling import (
     rollback_journal,
     watch_of,
 )
-from thread_gates import HANG, in_time, plain, stays_outside
+from thread_gates import HANG, in_time, plain, stays_outside, until
 from without_durability import LEASE, Clock
 from without_durability_sqlite import (
     Database,
@@ -64,8 +65,15 @@ def looks_often(database: Database) -> None:
     reader.later(lambda: None)
 
 
+def visible_at(connection: sqlite3.Connection) -> float:
+    ((seconds,),) = connection.execute("SELECT visible_at FROM workflow_queue").fetchall()
+    return float(seconds)
+
+
 @pytest.mark.parametrize("looks", [0, 3], ids=["right after it began to wait", "later"])
-async def test_a_clock_that_is_set_back_is_noticed(database: Database, clock: Clock, looks: int):
+async def test_a_clock_that_is_set_back_is_noticed(
+    database: Database, path: Path, clock: Clock, looks: int
+):
     """A delivery that is out comes back a lease later by the new time, not hours later."""
     clock.advance(5 * HOUR)
     durable = durable_over(database, poll=A_MOMENT if looks else HOUR, now=clock.now)
@@ -80,6 +88,8 @@ async def test_a_clock_that_is_set_back_is_noticed(database: Database, clock: Cl
         clock.advance(-4 * HOUR)
         object.__setattr__(durable.scheduler, "poll_seconds", A_MOMENT.total_seconds())
         looks_often(database)
+        with closing(plain(path)) as other:
+            await until(lambda: visible_at(other) <= clock.seconds() + LEASE.total_seconds())
         await stays_outside(task)
         clock.advance(LEASE)
         assert await in_time(task) == "w"
