@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from batches import together
+from batches import together, unhurried
 from bells import (
     HOUR,
     NOW,
@@ -112,7 +112,10 @@ async def test_one_commit_rings_once_however_much_it_made_ready(
     monkeypatch.setattr(Bell, "ring", lambda self: rings.append(self))
     async with filed(path, migrated) as database:
         queues = [SqliteScheduler(database, namespace) for namespace in "abc"]
-        await together(database, *(queue.make_ready(f"{n}") for n in range(7) for queue in queues))
+        with unhurried():
+            await together(
+                database, *(queue.make_ready(f"{n}") for n in range(7) for queue in queues)
+            )
         await database.run(lambda connection: None)  # the thread has rung by then
     assert len(rings) == 1
 
