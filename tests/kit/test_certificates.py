@@ -88,8 +88,7 @@ async def test_a_store_in_memory_of_sqlite_is_certified() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in memory answers at once, or never."""
-    monkeypatch.setattr(certifying, "HANG", 0.5)
+    """What is in memory answers soon, or never."""
     monkeypatch.setattr(subject, "_PATIENCE", 0.05)
     monkeypatch.setattr(scheduler_contract, "PATIENT", timedelta(seconds=0.2))
 
@@ -118,8 +117,9 @@ def sabotaged(store: type) -> Any:
 )
 @pytest.mark.usefixtures("impatient")
 async def test_a_saboteur_is_caught_by_the_clause_it_breaks(
-    clause: str, store: type, saying: str
+    monkeypatch: pytest.MonkeyPatch, clause: str, store: type, saying: str
 ) -> None:
+    monkeypatch.setattr(certifying, "HANG", 0.5 if "did not end" in saying else 15)
     verdict = await certifying._verdict(
         clause, CHECKS[clause], Subject(sabotaged(store), marks=memory_marks)
     )
