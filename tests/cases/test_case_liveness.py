@@ -196,7 +196,6 @@ def test_k19_a_step_that_blocks_its_loop_is_reported_and_the_other_worker_goes_o
     assert answers["kept"] == {"mail": "second"}, "a worker taken for dead wrote all the same"
     told = [one.getMessage() for one in caplog.records if "blocked" in one.getMessage()]
     assert told, "a block that made a side effect happen twice was not reported"
-    assert "'w'" in told[0]
-    length = re.search(r"(\d+\.\d+) s", told[0])
-    assert length is not None
-    assert LEASE.total_seconds() / 2 < float(length[1]) < HANG
+    assert all("'w'" in one for one in told)
+    lengths = [float(length) for one in told for length in re.findall(r"(\d+\.\d+) s", one)]
+    assert LEASE.total_seconds() / 2 < max(lengths) < HANG
