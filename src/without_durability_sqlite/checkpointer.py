@@ -24,16 +24,15 @@ from without_durability.values import (
     shown,
 )
 
-from . import schema
 from .commits import StoreCursor
 from .database import Database
 from .loading import Loading, just_value
 from .operations import Operation, touched, touching
 from .rows import as_holder, as_milliseconds, lenient, text, written_at
+from .schema import VERSION
 from .statements import (
     CLAIM,
     CLAMP_CLAIM,
-    CLOCK_WAS_SET_BACK,
     DISCARD,
     EXTEND_CLAIM,
     FENCE,
@@ -44,6 +43,7 @@ from .statements import (
     RAISE_FENCE,
     READ,
     RELEASE,
+    REMEMBER_LATEST,
     RENEW,
     SIGN_OF_LIFE,
     WRITE,
@@ -268,7 +268,7 @@ def _stamp(cursor: StoreCursor, workflow: str, now: float) -> float:
     if cursor.latest == now:
         return now
     if latest > ahead:
-        cursor.execute(CLOCK_WAS_SET_BACK, {"version": schema.VERSION, "latest": latest})
+        cursor.execute(REMEMBER_LATEST, {"version": VERSION, "latest": latest})
     own: float
     ((own,),) = cursor.execute(LATEST_OF_WORKFLOW, {"workflow": workflow}).fetchall()
     return max(now, own)

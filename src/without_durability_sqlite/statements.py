@@ -35,13 +35,13 @@ VALUES (:workflow, :key, :value, :written_at, :supplied) ON CONFLICT (workflow, 
 _READABLE_MOMENT = f"""CASE WHEN typeof(written_at) IN ('real', 'integer')
     AND written_at < {TOO_LATE} THEN written_at END"""
 
-# The newest record's moment, and the latest moment from which the clock was once set back.
+# The newest record's moment, and the latest one that some record behind it may have.
 LATEST = f"""
 SELECT coalesce((SELECT {_READABLE_MOMENT} FROM workflow_checkpoint ORDER BY seq DESC LIMIT 1), 0),
        coalesce((SELECT max(clock_ahead) FROM workflow_schema), 0)"""
 
-# The clock was set back: remember from where.
-CLOCK_WAS_SET_BACK = """
+# The clock was set back, or old records were copied behind the newest: remember that one's moment.
+REMEMBER_LATEST = """
 INSERT INTO workflow_schema (version, clock_ahead) VALUES (:version, :latest)
 ON CONFLICT (version) DO UPDATE SET clock_ahead = excluded.clock_ahead"""
 

@@ -12,7 +12,17 @@ from .commits import StoreCursor
 from .lookups import RIPE
 from .operations import touched
 from .rows import as_milliseconds, lenient
-from .statements import ALIVE_UNTIL, CANCEL, OF_INBOX, QUEUED, QUEUES, RAISE_FENCE
+from .schema import VERSION
+from .statements import (
+    ALIVE_UNTIL,
+    CANCEL,
+    LATEST,
+    OF_INBOX,
+    QUEUED,
+    QUEUES,
+    RAISE_FENCE,
+    REMEMBER_LATEST,
+)
 
 LAST = 2**62
 """Past every `seq`."""
@@ -153,7 +163,10 @@ def forked(
         raise ValueError(f"workflow {shown(into)} exists: a fork begins under an id that is new")
     if before is not None:
         asked["before"] = _seq_of(cursor, asked, anybodys=True)
+    ((latest, ahead),) = cursor.execute(LATEST).fetchall()
     copied = cursor.execute(FORK, asked).rowcount
+    if copied and latest > ahead:
+        cursor.execute(REMEMBER_LATEST, {"version": VERSION, "latest": latest})
     queue = _namespace(cursor, FORKED, asked)
     assert queue is not None
     return copied, queue

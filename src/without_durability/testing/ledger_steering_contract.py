@@ -224,6 +224,7 @@ async def check_l12_fork_copies_into_a_new_workflow(subject: Subject) -> None:
         await at.ledger.fork("cancelled", "of one cancelled")
         await at.scheduler.done(await at.taken("of one cancelled"))
         expect((await at.row("cancelled")).state == "cancelled", "a fork woke its source")
+        await _moves_no_history_back(at)
 
         async def forks(workflow: str) -> int:
             return await at.ledger.fork("w", workflow)
@@ -241,6 +242,19 @@ async def check_l12_fork_copies_into_a_new_workflow(subject: Subject) -> None:
             await at.ledger.delete(workflow)
 
         await cancelled_in_every_turn("a fork", forks, whole)
+
+
+async def _moves_no_history_back(at: Opened) -> None:
+    """Old records that were copied are not the newest by which a clock set back is noticed."""
+    await at.checkpointer.supply("long ago", "k", 1)
+    at.clock.advance(3 * SECOND)
+    await at.checkpointer.supply("by then", "k", 1)
+    await at.ledger.fork("long ago", "a late copy")
+    at.clock.advance(-SECOND)
+    await at.checkpointer.supply("by then", "l", 2)
+    moments = [one.at for one in (await at.checkpointer.history("by then")).values()]
+    expect(moments == sorted(moments), f"after a fork another's history runs backwards: {moments}")
+    await at.scheduler.done(await at.taken("a late copy"))
 
 
 async def _refuses_to_fork(at: Opened) -> None:

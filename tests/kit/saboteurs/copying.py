@@ -223,6 +223,20 @@ class AForkQueuesNothing(Rows):
         return count
 
 
+class Undated(dict):
+    def values(self):
+        return ()
+
+
+@breaks("L12", "runs backwards")
+class AForkIsTakenForTheNewest(Rows):
+    async def fork(self, workflow, into, *, before=None):
+        count = await super().fork(workflow, into, before=before)
+        records = self.checkpointer.hashes
+        records.update({one: Undated(records[one]) for one in records if one != into})
+        return count
+
+
 @breaks("L12", "cancelled after")
 class AForkIsTwoCommits(Rows):
     async def fork(self, workflow, into, *, before=None):
