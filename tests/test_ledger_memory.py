@@ -18,7 +18,6 @@ import without_durability as core
 from gated import HANG, turns
 from without_durability import (
     JSON,
-    Blocked,
     Clock,
     Completed,
     Delivery,
@@ -302,43 +301,6 @@ async def test_a_call_without_a_moment_changes_nothing(at: Ledger, call: str) ->
     assert at.kept() != before
 
 
-class Refusing:
-    """A codec that refuses details of one kind."""
-
-    def __init__(self, fact: str) -> None:
-        self.fact = fact
-
-    def encode(self, value: object) -> str:
-        if isinstance(value, dict) and self.fact in value:
-            raise Spoilt(self.fact)
-        return JSON.encode(value)
-
-    def decode(self, encoded: str) -> object:
-        return JSON.decode(encoded)
-
-
-async def test_a_reason_that_the_codec_refuses_cancels_nothing(clock: Clock) -> None:
-    at = Ledger(clock, Refusing("reason"))
-    await at.durable.arrive("w", "k", 1)
-    before = at.kept()
-    with pytest.raises(ValueError, match="cannot be stored"):
-        await at.durable.cancel("w", "enough")
-    assert at.kept() == before
-
-
-async def test_a_start_that_could_not_say_why_it_parks_changes_nothing(clock: Clock) -> None:
-    at = Ledger(clock, Refusing("error"))
-    await at.durable.arrive("w", "k", 1)
-    await at.begun("w")
-    clock.advance(MINUTE)
-    delivery = await at.scheduler.next_ready(NOW)
-    assert delivery is not None
-    before = at.kept()
-    with pytest.raises(ValueError, match="cannot be stored"):
-        await at.durable.start_pass(delivery, MINUTE, 1)
-    assert at.kept() == before
-
-
 # --- what cannot be stored or read ------------------------------------------------------------
 
 
@@ -365,20 +327,6 @@ async def test_a_result_that_cannot_be_stored_is_a_warning_without_the_value(
         "'w-17' completed at 2030-01-01 00:00:00 UTC; "
         "its result, of type Card, could not be stored."
     )
-
-
-@pytest.mark.parametrize(
-    "end", [ended(Blocked(frozenset({"key"}), frozenset())), raised(FAILURE, None)]
-)
-async def test_a_detail_that_the_codec_refuses_keeps_no_pass_from_ending(
-    clock: Clock, end: Any
-) -> None:
-    at = Ledger(clock, Refusing("waiting" if end.state == "blocked" else "error"))
-    await at.durable.arrive("w", "k", 1)
-    await at.durable.end_pass(*await at.begun("w"), end)
-    status = await at.durable.status("w")
-    assert status is not None
-    assert (status.state, status.detail, status.running) == (end.state, None, False)
 
 
 async def test_a_row_that_cannot_be_read_is_nobody_elses_harm(at: Ledger) -> None:

@@ -206,6 +206,28 @@ async def test_a_pass_that_lost_its_claim_is_told_so(kept: Kept, told: list[Any]
     ], "a refused record was told as a step, or the loss as a failure"
 
 
+@pytest.mark.parametrize("attempts", [1, 5])
+@pytest.mark.parametrize("act", ["cancel", "delete"])
+async def test_what_a_body_raises_once_its_workflow_was_taken_from_it_is_told_as_a_loss(
+    kept: Kept, told: list[Any], act: str, attempts: int
+):
+    async def body(run: Run[Any]) -> None:
+        await getattr(kept.durable, act)("w")
+        raise LookupError("too late")
+
+    await kept.durable.arrive("w", "begun", True)
+    async with (
+        listening() as heard,
+        kept.working(body, observe=told.append, retry=Retry(attempts)),
+    ):
+        await kept.end()
+        await until(lambda: len(told) == 2)
+        assert await kept.delivered() is None
+    token = told[0].token
+    assert untimed(told) == [PassStarted("w", token, 1), ClaimLost("w", token, NOW)]
+    assert any("counts for nothing" in message for message in heard.messages)
+
+
 async def test_a_pass_that_outran_its_budget_is_told_as_one_that_lost_its_claim(
     clock: Clock, told: list[Any]
 ):

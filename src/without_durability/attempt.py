@@ -376,7 +376,14 @@ class Attempt:
             exc_info=traced(error),
         )
         stands = await self._ended_by(failure_of(error), pause)
-        if pause is None and stands != "failed":  # something arrived meanwhile: a new chance
+        if self._answered and stands is None:
+            logger.info(
+                "workflow %s was cancelled, deleted or taken over: that failure counts for nothing",
+                shown(self.workflow),
+            )
+            self._tell.lost()
+            return
+        if pause is None and stands == "ready":  # something arrived meanwhile: a new chance
             pause = timedelta(0)
         self._tell.failed(attempt, error, pause)
         if stands == "failed":

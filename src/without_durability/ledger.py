@@ -365,15 +365,18 @@ def kept(workflow: str, ended: Ended, encode: Callable[[object], Encoded]) -> En
     try:
         return encode(ended.detail)
     except (TypeError, ValueError):
-        value = ended.detail.get("result") if isinstance(ended.detail, dict) else ended.detail
-        logger.warning(
-            "what workflow %s came to, of type %s, cannot be stored and is not kept",
-            shown(workflow),
-            type(value).__qualname__,
-        )
-    if ended.state == "completed":
-        with suppress(TypeError, ValueError):
-            return encode(unstored(value))
+        if ended.state != "completed":
+            what = "that workflow %s is %s is kept, and what goes with that cannot be stored"
+            logger.warning(what, shown(workflow), ended.state)
+            return None
+    value = ended.detail.get("result") if isinstance(ended.detail, dict) else ended.detail
+    logger.warning(
+        "what workflow %s came to, of type %s, cannot be stored and is not kept",
+        shown(workflow),
+        type(value).__qualname__,
+    )
+    with suppress(TypeError, ValueError):
+        return encode(unstored(value))
     return None
 
 

@@ -54,8 +54,6 @@ logger = logging.getLogger("without_durability.memory")
 NAMESPACE = "workflow"
 """The one queue of a memory store."""
 
-_DETAIL = "the ledger's detail"
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryRun:
@@ -125,11 +123,10 @@ class MemoryDurable:
         check_duration("budget", budget)
         check_attempts(attempts)
         workflow = delivery.workflow
-        parked = self._parked_for(workflow, attempts)
+        run = self.runs.get(workflow)
         now = self.checkpointer._moment()
         if not self.scheduler._out(delivery):
             return Started(delivery, None, over="gone")
-        run = self.runs.get(workflow)
         holder = self.checkpointer._claimed(workflow, budget, self.scheduler.lease)
         if holder is None:
             return Started(delivery, None)
@@ -137,10 +134,13 @@ class MemoryDurable:
             self.checkpointer._released(holder)
             self.scheduler._answer(delivery, None)
             return Started(delivery, None, over="cancelled")
-        if run is not None and parked is not None:
+        if run is not None and _is_spent(run, attempts):
             self.checkpointer._released(holder)
             self.scheduler._answer(delivery, None)
-            detail = parked if run.detail is None else run.detail
+            detail = run.detail
+            if detail is None:
+                parked = Ended(state="failed", detail=error_detail(used_up(run.attempts)))
+                detail = self._kept(workflow, parked)
             self._put(workflow, now, "failed", detail, run.attempts)
             return Started(delivery, None, attempt=run.attempts, over="parked")
         before = run.attempts if run is not None and run.state != "failed" else 0
@@ -153,8 +153,7 @@ class MemoryDurable:
         if ended.due is not None:
             check_aware("due", ended.due)
         workflow = holder.workflow
-        codec = self.checkpointer.codec
-        detail = kept(workflow, ended, lambda told: encoded(codec, workflow, _DETAIL, told)[0])
+        detail = self._kept(workflow, ended)
         now = self.checkpointer._moment()
         newest = self.checkpointer._unreleased(holder)
         answered = self.scheduler._out(delivery)
@@ -266,7 +265,7 @@ class MemoryDurable:
         ended = run is not None and run.state in ("completed", "cancelled")
         if ended or (run is None and not self.scheduler._queued(workflow)):
             return False
-        detail, _ = encoded(self.checkpointer.codec, workflow, _DETAIL, {"reason": reason})
+        detail = self._kept(workflow, Ended(state="cancelled", detail={"reason": reason}))
         now = self.checkpointer._moment()
         self.checkpointer._raise_fence(workflow)
         self.scheduler._unqueue(workflow)
@@ -371,13 +370,12 @@ class MemoryDurable:
         self._put(workflow, now, "ready", None, 0)
         self.scheduler._queue(workflow)
 
-    def _parked_for(self, workflow: str, attempts: int | None) -> Any:
-        """The encoded reason to park a workflow whose attempts are used up; else `None` (L3)."""
-        run = self.runs.get(workflow)
-        if run is None or run.state == "failed" or attempts is None or run.attempts < attempts:
-            return None
-        detail = error_detail(used_up(run.attempts))
-        return encoded(self.checkpointer.codec, workflow, _DETAIL, detail)[0]
+    def _kept(self, workflow: str, ended: Ended) -> Any:
+        """The encoding of what goes with a state, as far as it can be kept."""
+        codec = self.checkpointer.codec
+        return kept(
+            workflow, ended, lambda told: encoded(codec, workflow, "the ledger's detail", told)[0]
+        )
 
     def _at_rest(self, workflow: str) -> bool:
         """Neither queued nor running."""
@@ -435,6 +433,11 @@ class MemoryDurable:
 
 
 _Statuses = list[Status]
+
+
+def _is_spent(run: MemoryRun, attempts: int | None) -> bool:
+    """Whether its attempts are used up (L3)."""
+    return run.state != "failed" and attempts is not None and run.attempts >= attempts
 
 
 def _last_error(run: MemoryRun | None) -> Any:

@@ -91,7 +91,10 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
-    """A pass lost its claim: to a newer pass, or to its own budget."""
+    """A pass lost its claim: to a newer pass, to its own budget, or as `cancel` or `delete` asked.
+
+    What its body came to or raised then counts for nothing.
+    """
 
     workflow: str
     token: int

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from without_durability.checks import check_text
 from without_durability.codec import CheckpointCodec
-from without_durability.explaining import Standing, Waiting, explained, in_utc
+from without_durability.explaining import Standing, Waiting, explained
 from without_durability.ledger import STATES, Page, State, Status, check_listing, due_of
 
 from .rows import lenient, rows
@@ -128,18 +128,14 @@ def waiting(connection: sqlite3.Connection, workflow: str) -> Waiting | None:
 
 
 def told(
-    connection: sqlite3.Connection,
-    codec: CheckpointCodec[str],
-    workflow: str,
-    now: float,
-    moment: Callable[[datetime], str] = in_utc,
+    connection: sqlite3.Connection, codec: CheckpointCodec[str], workflow: str, now: float
 ) -> str:
     """The sentence about a workflow (L15)."""
     at = found(connection, codec, workflow, now)
     moment_now = moment_of(now) or _BEGINNING
     if at is None:
-        return explained(workflow, None, waiting(connection, workflow), moment_now, moment)
-    return explained(workflow, at.status, at.standing, moment_now, moment)
+        return explained(workflow, None, waiting(connection, workflow), moment_now)
+    return explained(workflow, at.status, at.standing, moment_now)
 
 
 def listed(

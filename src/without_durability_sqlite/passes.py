@@ -109,7 +109,8 @@ class Passes:
         """Its attempts are used up, by passes that did not live to say so."""
         from without_durability.ledger import error_detail, used_up
 
-        detail = self.detail(delivery.workflow, Ended(detail=error_detail(used_up(spent))))
+        parked = Ended(state="failed", detail=error_detail(used_up(spent)))
+        detail = self.detail(delivery.workflow, parked)
         cursor.execute(PARKED, asked | {"detail": detail})
         cursor.ended.append(delivery.workflow)
 

@@ -277,7 +277,8 @@ class SqliteDurable:
         check_text("workflow", workflow)
         check_text("reason", reason)
         namespace = self.scheduler.namespace
-        detail = self._passes.detail(workflow, Ended(detail={"reason": reason}))
+        ended = Ended(state="cancelled", detail={"reason": reason})
+        detail = self._passes.detail(workflow, ended)
         return await self._database._write(
             lambda cursor, now: cancelled(cursor, now, workflow, detail, namespace)
         )

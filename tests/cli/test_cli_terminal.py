@@ -148,15 +148,16 @@ def test_a_frame_never_scrolls_or_wraps() -> None:
     assert max(map(len, lines)) <= 50
 
 
-def test_watch_in_a_pipe_writes_a_line_per_change() -> None:
-    process = watching_in_a_pipe()
+@pytest.mark.parametrize(("options", "offset"), [([], "+09:00"), (["--utc"], "+00:00")])
+def test_watch_in_a_pipe_writes_a_line_per_change(options: list[str], offset: str) -> None:
+    process = watching_in_a_pipe(*options, TZ="Asia/Tokyo")
     assert process.stdout is not None
     first = [process.stdout.readline().split("\t")[1] for _ in range(9)]
     assert first[-1] == "order-8"
     assert piped("orders.db", "deliver", "brand-new", "1").code == 0
     moment, workflow, state, *_ = process.stdout.readline().split("\t")
     assert (workflow, state) == ("brand-new", "ready")
-    assert moment.endswith("+00:00")
+    assert moment.endswith(offset)
     assert piped("orders.db", "cancel", "order-2", "--yes").code == 0
     assert process.stdout.readline().split("\t")[1:3] == ["order-2", "cancelled"]
     assert piped("orders.db", "cancel", "brand-new", "--yes").code == 0
@@ -191,13 +192,13 @@ def test_watch_tells_a_change_made_by_a_clock_that_was_set_back() -> None:
     assert ended(process) == (0, "")
 
 
-def watching_in_a_pipe(*options: str) -> subprocess.Popen[str]:
+def watching_in_a_pipe(*options: str, **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command("orders.db", "watch", *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
-        env=environment(),
+        env=environment(**more),
     )
 
 

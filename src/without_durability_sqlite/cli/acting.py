@@ -8,11 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from without_durability.durations import Milliseconds
-from without_durability.ledger import Status
-from without_durability.values import SWEPT, shown
+from without_durability.values import SWEPT
 from without_durability_sqlite.checkpointer import SqliteCheckpointer
 from without_durability_sqlite.database import connect
-from without_durability_sqlite.rows import rows
 from without_durability_sqlite.scheduler import SqliteScheduler
 from without_durability_sqlite.store import SqliteDurable
 
@@ -20,14 +18,9 @@ from .ours import check_file, look_at
 from .refusals import Refused, Terminated
 from .screen import Screen
 from .text import escaped
-from .workflows import found
+from .workflows import QUEUE, Known, known, unknown
 
 T = TypeVar("T")
-
-QUEUE = "workflow"
-"""The queue of a workflow that nothing is known of, unless one is named."""
-
-RECORDS = "SELECT count(*) FROM workflow_checkpoint WHERE workflow = :workflow"
 
 AT_ONCE = SWEPT // 10
 
@@ -59,30 +52,18 @@ def acted(
     return value
 
 
-def status_of(file: str, screen: Screen, workflow: str) -> Status | None:
-    """Where a workflow stands before it is acted upon."""
+def seen(file: str, screen: Screen, workflow: str) -> Known:
+    """What is known of a workflow before something comes for it."""
     now = screen.now()
-    told = look_at(file, screen, lambda connection: found(connection, workflow, now))
-    return None if told is None else told.status
+    return look_at(file, screen, lambda connection: known(connection, workflow, now))
 
 
-def records_of(file: str, screen: Screen, workflow: str) -> int:
-    """How many records a workflow has."""
-    asked = {"workflow": workflow}
-    ((count,),) = look_at(file, screen, lambda connection: rows(connection, RECORDS, asked))
-    return int(count)
-
-
-def queue_of(status: Status | None, named: str | None = None) -> str:
-    """The queue to act in: the one that is named, or where it was last made ready."""
-    if named is not None:
-        return named
-    return QUEUE if status is None else status.namespace
-
-
-def unknown(workflow: str) -> Refused:
-    """The refusal for an id that nothing is known of."""
-    return Refused(f"nothing is known of workflow {escaped(shown(workflow))}")
+def seen_before(file: str, screen: Screen, workflow: str) -> Known:
+    """The same before it is acted upon; `Refused` where nothing is known of it."""
+    at = seen(file, screen, workflow)
+    if not at.anything:
+        raise unknown(workflow)
+    return at
 
 
 class Tally:

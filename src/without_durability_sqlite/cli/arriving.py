@@ -9,7 +9,7 @@ from without_durability.ledger import Status
 from without_durability.values import shown
 from without_durability_sqlite.store import SqliteDurable
 
-from .acting import acted, queue_of, records_of, status_of
+from .acting import acted, seen
 from .contents import one_line
 from .refusals import DONE, REFUSED
 from .screen import Screen
@@ -67,9 +67,9 @@ class Before(NamedTuple):
 
 
 def _before(file: str, typed: Namespace, screen: Screen) -> Before:
-    status = status_of(file, screen, typed.workflow)
-    known = status is not None or records_of(file, screen, typed.workflow) > 0
-    return Before(typed.workflow, status, known, queue_of(status, typed.namespace))
+    at = seen(file, screen, typed.workflow)
+    queue = at.queue if typed.namespace is None else typed.namespace
+    return Before(typed.workflow, at.status, at.anything, queue)
 
 
 def arrive(file: str, typed: Namespace, screen: Screen) -> int:

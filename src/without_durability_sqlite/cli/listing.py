@@ -17,7 +17,7 @@ from .refusals import DONE, Refused
 from .screen import STYLE_OF, Screen
 from .tables import Cell, Column
 from .text import named
-from .workflows import about, facts, found, sentence, shown_state
+from .workflows import about, facts, known, sentence, shown_state
 
 _AT_ONCE = 10 * PAGE
 
@@ -105,10 +105,10 @@ def row(screen: Screen, status: Status, now: datetime) -> list[Cell]:
 def why(file: str, typed: Namespace, screen: Screen) -> int:
     """The sentence about one workflow; exit 1 for one that nothing is known of."""
     now = screen.now()
-    told = look_at(file, screen, lambda connection: found(connection, typed.workflow, now))
-    said = sentence(screen, typed.workflow, told, now)
-    if told is None:
+    at = look_at(file, screen, lambda connection: known(connection, typed.workflow, now))
+    said = sentence(screen, at, now)
+    if at.row is None and at.waiting is None:
         raise Refused(said)
-    state = told.status.state
+    state = None if at.status is None else at.status.state
     screen.answer(said, {"workflow": typed.workflow, "state": state, "why": said})
     return DONE

@@ -8,19 +8,19 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from without_durability.explaining import in_words
+from without_durability.ledger import Status
 from without_durability.values import shown
-from without_durability_sqlite.lookups import Found
 from without_durability_sqlite.rows import rows
 from without_durability_sqlite.statements import OF_INBOX
 
 from .contents import Stored, brief, one_line, stored
 from .moments import iso, many
 from .ours import look_at
-from .refusals import DONE, Refused
+from .refusals import DONE
 from .screen import STYLE_OF, Screen
 from .tables import Cell, Column
 from .text import escaped, lines_of, named
-from .workflows import about, facts, found, lost, sentence, shown_state
+from .workflows import Known, about, facts, known, lost, sentence, shown_state, unknown
 
 PIECE = 2_000
 """Bytes of a value that are read where no more of it is shown."""
@@ -55,20 +55,20 @@ def show(file: str, typed: Namespace, screen: Screen) -> int:
     now = screen.now()
     whole = screen.full or screen.json
 
-    def look(connection: sqlite3.Connection) -> tuple[Found | None, list[Record]]:
+    def look(connection: sqlite3.Connection) -> tuple[Known, list[Record]]:
         asked = {"workflow": typed.workflow, "most": 2**31 - 1 if whole else PIECE}
         timeline = [_record(*one) for one in rows(connection, TIMELINE, asked)]
-        return found(connection, typed.workflow, now), timeline
+        return known(connection, typed.workflow, now), timeline
 
-    told, timeline = look_at(file, screen, look)
-    if told is None and not timeline:
-        raise Refused(f"nothing is known of workflow {escaped(shown(typed.workflow))}")
+    at, timeline = look_at(file, screen, look)
+    if not at.anything:
+        raise unknown(typed.workflow)
     if screen.json:
-        screen.document(_document(screen, typed.workflow, told, timeline, now))
+        screen.document(_document(screen, at, timeline, now))
         return DONE
-    screen.lines(_head(screen, typed.workflow, told, timeline, now))
+    screen.lines(_head(screen, at, now))
     screen.lines(_timeline(screen, timeline))
-    screen.lines(_error(screen, told))
+    screen.lines(_error(screen, at.status))
     return DONE
 
 
@@ -86,15 +86,15 @@ def _cut(raw: bytes) -> Stored:
     return Stored(raw.decode(errors="ignore") + "…", None, decodes=False)
 
 
-def _head(
-    screen: Screen, workflow: str, told: Found | None, timeline: list[Record], now: datetime
-) -> list[str]:
-    if told is None:
-        has = many(len(timeline), "record")
-        return [f"{escaped(shown(workflow))} has {has}, and never arrived or started here.", ""]
-    status = told.status
+def _head(screen: Screen, at: Known, now: datetime) -> list[str]:
+    if at.row is None and at.waiting is None:
+        has = many(at.records, "record")
+        return [f"{escaped(shown(at.workflow))} has {has}, and never arrived or started here.", ""]
+    lines = [sentence(screen, at, now), ""]
+    status = at.status
+    if status is None:
+        return lines
     state = shown_state(status)
-    lines = [sentence(screen, workflow, told, now), ""]
     pairs = [
         ("state", screen.paint(STYLE_OF.get(state, ""), state)),
         ("queue", screen.named(status.namespace)),
@@ -139,25 +139,21 @@ def _timeline(screen: Screen, timeline: list[Record]) -> list[str]:
     return screen.table(COLUMNS, body)
 
 
-def _error(screen: Screen, told: Found | None) -> list[str]:
-    error = told.status.error if told is not None else None
+def _error(screen: Screen, status: Status | None) -> list[str]:
+    error = status.error if status is not None else None
     if error is None:
         return []
     trace = lines_of(error.traceback.rstrip("\n")) if error.traceback else [escaped(str(error))]
     return ["", screen.paint("red", "last error"), *(f"  {line}" for line in trace)]
 
 
-def _document(
-    screen: Screen,
-    workflow: str,
-    told: Found | None,
-    timeline: list[Record],
-    now: datetime,
-) -> dict[str, Any]:
-    status = {"workflow": workflow} if told is None else facts(told.status)
+def _document(screen: Screen, at: Known, timeline: list[Record], now: datetime) -> dict[str, Any]:
+    status = {"workflow": at.workflow} if at.status is None else facts(at.status)
+    if at.waiting is not None:
+        status |= {"namespace": at.queue, "due": iso(at.waiting.visible_at)}
     records = [
         {"key": record.key, "at": iso(record.at), "supplied": record.supplied}
         | record.content.facts()
         for record in timeline
     ]
-    return status | {"why": sentence(screen, workflow, told, now), "records": records}
+    return status | {"why": sentence(screen, at, now), "records": records}

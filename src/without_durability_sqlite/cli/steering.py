@@ -7,18 +7,17 @@ import shlex
 import sqlite3
 from argparse import Namespace
 
-from without_durability.ledger import Status
 from without_durability_sqlite.rows import lenient, rows
 from without_durability_sqlite.scheduler import SqliteScheduler
 from without_durability_sqlite.statements import OF_INBOX, QUEUES
 from without_durability_sqlite.store import SqliteDurable
 
-from .acting import AT_ONCE, Tally, acted, confirm, queue_of, records_of, status_of, unknown
+from .acting import AT_ONCE, Tally, acted, confirm, seen, seen_before
 from .moments import many
 from .ours import look_at
 from .refusals import DONE, Refused
 from .screen import Screen
-from .workflows import shown_state
+from .workflows import unknown
 
 FAILED = """
 SELECT coalesce(sum(count), 0) FROM workflow_count
@@ -37,18 +36,16 @@ def retry(file: str, typed: Namespace, screen: Screen) -> int:
     """Start what failed or was cancelled again: one workflow, or all that failed."""
     if typed.failed:
         return _retry_failed(file, typed.namespace, screen)
-    status = _known(file, screen, typed.workflow)
+    at = seen_before(file, screen, typed.workflow)
     workflow = screen.named(typed.workflow)
     if not acted(file, screen, lambda durable: durable.retry(typed.workflow)):
-        now = _known(file, screen, typed.workflow)
-        if status.state in ("failed", "cancelled"):
-            raise Refused(f"{workflow} was retried meanwhile: it is {shown_state(now)}")
-        raise Refused(
-            f"{workflow} is {shown_state(now)}: only what failed or was cancelled is retried"
-        )
+        now = seen_before(file, screen, typed.workflow)
+        if at.state in ("failed", "cancelled"):
+            raise Refused(f"{workflow} was retried meanwhile: it is {now.state}")
+        raise Refused(f"{workflow} is {now.state}: only what failed or was cancelled is retried")
     screen.answer(
-        f"{workflow} is ready in {screen.named(status.namespace)}",
-        {"workflow": typed.workflow, "namespace": status.namespace, "retried": 1},
+        f"{workflow} is ready in {screen.named(at.queue)}",
+        {"workflow": typed.workflow, "namespace": at.queue, "retried": 1},
     )
     return DONE
 
@@ -83,18 +80,18 @@ async def _all_failed(durable: SqliteDurable, namespace: str | None, retried: Ta
 
 def cancel(file: str, typed: Namespace, screen: Screen) -> int:
     """Stop a workflow for good; its history stays."""
-    status = _known(file, screen, typed.workflow)
+    at = seen_before(file, screen, typed.workflow)
     workflow = screen.named(typed.workflow)
-    if status.state in ("completed", "cancelled"):
-        raise Refused(f"{workflow} is {status.state}: there is nothing to cancel")
-    confirm(screen, f"Cancel {workflow}, which is {shown_state(status)}?")
+    if at.state in ("completed", "cancelled") or not (at.status or at.waiting):
+        raise Refused(f"{workflow} is {at.state}: there is nothing to cancel")
+    confirm(screen, f"Cancel {workflow}, which is {at.state}?")
 
     async def call(durable: SqliteDurable) -> bool:
         return await durable.cancel(typed.workflow, typed.reason)
 
-    if not acted(file, screen, call, queue_of(status)):
-        now = _known(file, screen, typed.workflow)
-        raise Refused(f"{workflow} is {shown_state(now)} meanwhile: there is nothing to cancel")
+    if not acted(file, screen, call, at.queue):
+        now = seen_before(file, screen, typed.workflow)
+        raise Refused(f"{workflow} is {now.state} meanwhile: there is nothing to cancel")
     document = {"workflow": typed.workflow, "cancelled": True, "reason": typed.reason}
     screen.answer(f"{workflow} is cancelled; `retry` starts it again", document)
     return DONE
@@ -102,9 +99,7 @@ def cancel(file: str, typed: Namespace, screen: Screen) -> int:
 
 def rewind(file: str, typed: Namespace, screen: Screen) -> int:
     """Forget a step and every step after it, and run again from there."""
-    status = status_of(file, screen, typed.workflow)
-    if status is None and not records_of(file, screen, typed.workflow):
-        raise unknown(typed.workflow)
+    at = seen_before(file, screen, typed.workflow)
     workflow, step = screen.named(typed.workflow), screen.named(typed.step)
     confirm(screen, f"Forget {step} and every step recorded after it in {workflow}?")
 
@@ -112,7 +107,7 @@ def rewind(file: str, typed: Namespace, screen: Screen) -> int:
         return await durable.rewind(typed.workflow, typed.step)
 
     try:
-        gone = acted(file, screen, call, queue_of(status))
+        gone = acted(file, screen, call, at.queue)
     except Refused as error:
         if not _came_from_outside(file, screen, typed.workflow, typed.step):
             raise
@@ -129,19 +124,17 @@ def rewind(file: str, typed: Namespace, screen: Screen) -> int:
 
 def fork(file: str, typed: Namespace, screen: Screen) -> int:
     """Start a new workflow from the records of another."""
-    status = status_of(file, screen, typed.workflow)
-    if status is None and not records_of(file, screen, typed.workflow):
-        raise unknown(typed.workflow)
+    at = seen_before(file, screen, typed.workflow)
 
     async def call(durable: SqliteDurable) -> int:
         return await durable.fork(typed.workflow, typed.into, before=typed.before)
 
-    copied = acted(file, screen, call, queue_of(status))
-    if not copied and status_of(file, screen, typed.into) is None:
+    copied = acted(file, screen, call, at.queue)
+    if not copied and seen(file, screen, typed.into).row is None:
         raise unknown(typed.workflow)
     screen.answer(
         f"{screen.named(typed.into)} has {many(copied, 'record')} of "
-        f"{screen.named(typed.workflow)} and is ready in {screen.named(queue_of(status))}",
+        f"{screen.named(typed.workflow)} and is ready in {screen.named(at.queue)}",
         {"workflow": typed.workflow, "into": typed.into, "copied": copied},
     )
     return DONE
@@ -149,19 +142,20 @@ def fork(file: str, typed: Namespace, screen: Screen) -> int:
 
 def delete(file: str, typed: Namespace, screen: Screen) -> int:
     """Remove a workflow with its records and what is queued for it, in whatever queue."""
-    status = status_of(file, screen, typed.workflow)
-    records = records_of(file, screen, typed.workflow)
+    at = seen(file, screen, typed.workflow)
 
     def look(connection: sqlite3.Connection) -> list[str]:
         return _queues(connection, typed.workflow)
 
     queued = look_at(file, screen, look)
-    if status is None and not records and not queued:
+    if not at.anything:
         raise unknown(typed.workflow)
-    workflow, own = screen.named(typed.workflow), queue_of(status)
-    state = "" if status is None else f", which is {shown_state(status)},"
+    workflow, own = screen.named(typed.workflow), at.queue
     elsewhere = _elsewhere(screen, queued, own)
-    confirm(screen, f"Delete {workflow}{state} and its {many(records, 'record')}{elsewhere}?")
+    confirm(
+        screen,
+        f"Delete {workflow}, which is {at.state}, and its {many(at.records, 'record')}{elsewhere}?",
+    )
 
     async def call(durable: SqliteDurable) -> tuple[int, list[str]]:
         database = durable.checkpointer.database
@@ -196,10 +190,3 @@ def _elsewhere(screen: Screen, queues: list[str], own: str) -> str:
 def _came_from_outside(file: str, screen: Screen, workflow: str, key: str) -> bool:
     asked = {"workflow": workflow, "step": key}
     return bool(look_at(file, screen, lambda at: rows(at, FROM_OUTSIDE, asked)))
-
-
-def _known(file: str, screen: Screen, workflow: str) -> Status:
-    status = status_of(file, screen, workflow)
-    if status is None:
-        raise unknown(workflow)
-    return status

@@ -13,7 +13,7 @@ from without_durability.ledger import Status
 from without_durability_sqlite.looking import Watched
 from without_durability_sqlite.rows import lenient, rows
 
-from .moments import ago, iso
+from .moments import ago
 from .ours import check_ours
 from .overview import Overview, document, drawn, overview
 from .refusals import DONE
@@ -160,7 +160,7 @@ def _telling(file: str, screen: Screen, watched: Watched, pause: Pause) -> None:
 
 def _told(screen: Screen, status: Status, now: datetime) -> str:
     fields = (
-        iso(status.updated_at) or "",
+        screen.iso(status.updated_at),
         named(status.workflow),
         shown_state(status),
         str(status.attempts),

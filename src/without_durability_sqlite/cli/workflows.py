@@ -5,17 +5,73 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from without_durability.codec import JSON
-from without_durability.explaining import Standing, explained, in_words
+from without_durability.explaining import Waiting, explained, in_words
 from without_durability.ledger import Status
+from without_durability.values import shown
 from without_durability_sqlite import lookups
+from without_durability_sqlite.rows import rows
 
 from .contents import one_line
 from .moments import iso
+from .refusals import Refused
 from .screen import Screen, as_json
 from .text import escaped, named
+
+QUEUE = "workflow"
+"""The queue of a workflow that is queued nowhere, unless one is named."""
+
+RECORDS = "SELECT count(*) FROM workflow_checkpoint WHERE workflow = :workflow"
+
+
+class Known(NamedTuple):
+    """What a file knows of a workflow, all of it at one moment.
+
+    `row` is the ledger's; `waiting` is what is queued for a workflow that has none.
+    """
+
+    workflow: str
+    row: lookups.Found | None
+    waiting: Waiting | None
+    records: int
+
+    @property
+    def status(self) -> Status | None:
+        """Where the ledger says that it stands."""
+        return None if self.row is None else self.row.status
+
+    @property
+    def anything(self) -> bool:
+        """Whether the file has ever heard of it."""
+        return bool(self.row or self.waiting or self.records)
+
+    @property
+    def queue(self) -> str:
+        """Where it was made ready last."""
+        at = self.status or self.waiting
+        return QUEUE if at is None else at.namespace
+
+    @property
+    def state(self) -> str:
+        """Where it stands, in a word or a few."""
+        if self.status is not None:
+            return shown_state(self.status)
+        return "known by its records alone" if self.waiting is None else "queued"
+
+
+def known(connection: sqlite3.Connection, workflow: str, now: datetime) -> Known:
+    """What is known of a workflow."""
+    row = found(connection, workflow, now)
+    waiting = None if row is not None else lookups.waiting(connection, workflow)
+    ((records,),) = rows(connection, RECORDS, {"workflow": workflow})
+    return Known(workflow, row, waiting, records)
+
+
+def unknown(workflow: str) -> Refused:
+    """The refusal for an id that nothing is known of."""
+    return Refused(f"nothing is known of workflow {escaped(shown(workflow))}")
 
 
 def found(connection: sqlite3.Connection, workflow: str, now: datetime) -> lookups.Found | None:
@@ -28,12 +84,12 @@ def shown_state(status: Status) -> str:
     return "running" if status.running else escaped(str(status.state))
 
 
-def sentence(screen: Screen, workflow: str, told: lookups.Found | None, now: datetime) -> str:
+def sentence(screen: Screen, at: Known, now: datetime) -> str:
     """Why it stands where it stands (L15)."""
-    if told is None:
-        return escaped(explained(workflow, None, Standing(), now))
-    said = escaped(explained(workflow, told.status, told.standing, now, screen.moment))
-    return f"{said} What goes with its state cannot be read." if unreadable(told.status) else said
+    standing = at.waiting if at.row is None else at.row.standing
+    said = escaped(explained(at.workflow, at.status, standing, now, screen.moment))
+    lost = at.status is not None and unreadable(at.status)
+    return f"{said} What goes with its state cannot be read." if lost else said
 
 
 def lost(status: Status) -> str:
