@@ -260,7 +260,7 @@ async def test_rings_leave_no_descriptor_open(path: Path, migrated: Path):
         for n in range(30):
             await SqliteScheduler(other).make_ready(f"{n}")
         await other.run(lambda connection: None)
-        assert descriptors() == before
+        assert descriptors() <= before  # and fewer, once nobody listens any more
 
 
 def test_bells_leave_no_descriptor_open(path: Path, nothing_left_open: None):

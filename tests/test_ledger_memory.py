@@ -404,7 +404,7 @@ async def test_what_is_deleted_while_awaited_is_awaited_as_if_unknown(at: Ledger
     waiting = asyncio.ensure_future(at.durable.result("w", within=WAIT))
     await turns()
     await at.durable.delete("w")
-    with pytest.raises(TimeoutError, match="'w' did not end"):
+    with pytest.raises(TimeoutError, match="'w' has not ended"):
         await brief
     assert not waiting.done()
     await at.completed("w", "the next one's")

@@ -236,7 +236,7 @@ class MemoryDurable:
         while (run := self.runs.get(workflow)) is None or run.state not in FINISHED:
             remaining = deadline - loop.time()
             if remaining <= 0:
-                raise TimeoutError(f"workflow {shown(workflow)} did not end within {within}")
+                raise TimeoutError(f"workflow {shown(workflow)} has not ended")
             end = loop.create_future()
             waiting = self._awaited.setdefault(workflow, set())
             waiting.add(end)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from without_durability.ledger import STATES
 
 from .rows import lenient, rows
-from .statements import ALIVE_UNTIL, FINISHED, QUEUES
+from .statements import ALIVE_UNTIL, ANY_QUEUE, FINISHED
 
 FAR = timedelta(days=1)
 """What lies further ahead than this was written under a clock that was wrong, or is."""
@@ -33,9 +33,8 @@ WHERE state IN ('ready', 'sleeping') AND NOT {_QUEUED}"""
 
 QUEUED_THOUGH_FINISHED = f"""
 SELECT CAST(run.workflow AS BLOB), run.state
-FROM ({QUEUES}) AS queues CROSS JOIN workflow_queue AS queue CROSS JOIN workflow_run AS run
-WHERE queue.namespace = queues.name AND run.workflow = queue.workflow
-  AND run.{FINISHED}"""
+FROM {ANY_QUEUE} CROSS JOIN workflow_run AS run ON run.workflow = queue.workflow
+WHERE run.{FINISHED}"""
 
 CLAIMED_FAR_AHEAD = f"""
 SELECT CAST(workflow AS BLOB), {ALIVE_UNTIL} - :now FROM workflow_claim

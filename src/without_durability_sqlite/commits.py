@@ -19,8 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from .bell import Bell
 from .errors import operational_error, primary_code
+from .jobs import Job
 from .rows import rows
-from .thread import DatabaseThread, Job
+from .thread import DatabaseThread
 from .transactions import SAVEPOINT, Fence, roll_back
 from .turnstile import Turnstile
 

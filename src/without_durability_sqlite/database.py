@@ -20,11 +20,12 @@ from .bell import Bell
 from .commits import Commits, StoreCursor, Write
 from .endings import Endings
 from .guard import Guard, PlainGuard, attached
+from .jobs import Job
 from .operations import Operation
 from .reading import Reader
 from .rows import rows
 from .statements import LOOK, TOO_LATE
-from .thread import PATIENCE, DatabaseThread, Job
+from .thread import PATIENCE, DatabaseThread
 from .transactions import Fence, check_not_async, handed_over, transaction
 from .turnstile import Turnstile
 from .watching import Seen, Watch

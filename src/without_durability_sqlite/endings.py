@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterable
 
-from .thread import told
+from .jobs import told
 
 Waiting = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from .thread import DatabaseThread, Hold, Job
+from .jobs import Job
+from .thread import DatabaseThread, Hold
 
 
 class Guard(asyncio.Lock):

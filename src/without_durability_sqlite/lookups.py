@@ -13,7 +13,7 @@ from without_durability.explaining import Standing, Waiting, explained
 from without_durability.ledger import STATES, Page, State, Status, check_listing, due_of
 
 from .rows import lenient, rows
-from .statements import ALIVE_UNTIL, FINISHED, HELD_UNTIL, QUEUES, TOO_LATE
+from .statements import ALIVE_UNTIL, ANY_QUEUE, FINISHED, HELD_UNTIL, TOO_LATE
 
 FEW = 5_000
 """Up to so many ids with a prefix are found by their ids, and sorted; else by walking the rows."""
@@ -76,8 +76,7 @@ SELECT state, count FROM workflow_count WHERE state = :state AND namespace = :na
 
 # What may be swept: finished, unchanged since `before`, queued nowhere and held by no pass (L13).
 RIPE = f"""{FINISHED} AND updated_at <= :before
-  AND NOT EXISTS (SELECT 1 FROM ({QUEUES}) AS queues CROSS JOIN workflow_queue AS queue
-                  WHERE queue.namespace = queues.name AND queue.workflow = run.workflow)
+  AND NOT EXISTS (SELECT 1 FROM {ANY_QUEUE} WHERE queue.workflow = run.workflow)
   AND NOT EXISTS (SELECT 1 FROM workflow_claim
                   WHERE workflow_claim.workflow = run.workflow AND {ALIVE_UNTIL} > :now)"""
 
@@ -88,8 +87,7 @@ WHERE state = :state AND {RIPE} ORDER BY updated_at LIMIT :limit"""
 # Since when, or from when on, what nobody has started waits in some queue.
 WAITING = f"""
 SELECT CAST(queue.namespace AS BLOB), queue.visible_at, queue.taken IS NOT NULL
-FROM ({QUEUES}) AS queues CROSS JOIN workflow_queue AS queue
-WHERE queue.namespace = queues.name AND queue.workflow = :workflow
+FROM {ANY_QUEUE} WHERE queue.workflow = :workflow
 ORDER BY queue.visible_at LIMIT 1"""
 
 CLAIM_OF = f"""

@@ -8,6 +8,9 @@ TOO_LATE = 253402300800
 OF_INBOX = "step >= 'inbox:' AND step < 'inbox;'"
 """Whether a record is a message: its key lies in the inbox space."""
 
+FROM_OUTSIDE = f"(supplied OR {OF_INBOX})"
+"""Whether a record is no step: a file from before the ledger may not say so of a message."""
+
 FINISHED = "state IN ('completed', 'failed', 'cancelled')"
 """Whether a workflow is finished: what the index over those asks of a statement, to the letter."""
 
@@ -20,6 +23,10 @@ WITH RECURSIVE queues (name) AS (
     FROM queues WHERE name IS NOT NULL
 )
 SELECT name FROM queues WHERE name IS NOT NULL"""
+
+ANY_QUEUE = f"""({QUEUES}) AS queues
+    CROSS JOIN workflow_queue AS queue ON queue.namespace = queues.name"""
+"""The rows of all queues: those of one workflow are found there without an index for it."""
 
 # --- records ----------------------------------------------------------------------------------
 # No row: nothing is recorded under the key.

@@ -15,11 +15,11 @@ from .rows import as_milliseconds, lenient
 from .schema import VERSION
 from .statements import (
     ALIVE_UNTIL,
+    ANY_QUEUE,
     CANCEL,
+    FROM_OUTSIDE,
     LATEST,
-    OF_INBOX,
     QUEUED,
-    QUEUES,
     RAISE_FENCE,
     REMEMBER_LATEST,
 )
@@ -49,19 +49,17 @@ ON CONFLICT (workflow) DO NOTHING"""
 IS_KNOWN = f"""
 SELECT 1 FROM workflow_run WHERE workflow = :workflow
 UNION ALL SELECT 1 FROM workflow_checkpoint WHERE workflow = :workflow
-UNION ALL SELECT 1 FROM ({QUEUES}) AS queues CROSS JOIN workflow_queue
-    WHERE namespace = queues.name AND workflow = :workflow
+UNION ALL SELECT 1 FROM {ANY_QUEUE} WHERE queue.workflow = :workflow
 UNION ALL SELECT 1 FROM workflow_claim WHERE workflow = :workflow AND {ALIVE_UNTIL} > :now
 LIMIT 1"""
 
-# What came from outside is no step, and a file from before the ledger may not say so of a message.
-_OF_A_PASS = f"NOT supplied AND NOT ({OF_INBOX})"
-
 STEP_SEQ = f"""
-SELECT seq, {_OF_A_PASS} FROM workflow_checkpoint WHERE workflow = :workflow AND step = :step"""
+SELECT seq, NOT {FROM_OUTSIDE} FROM workflow_checkpoint
+WHERE workflow = :workflow AND step = :step"""
 
 REWIND = f"""
-DELETE FROM workflow_checkpoint WHERE workflow = :workflow AND +seq >= :seq AND {_OF_A_PASS}"""
+DELETE FROM workflow_checkpoint
+WHERE workflow = :workflow AND +seq >= :seq AND NOT {FROM_OUTSIDE}"""
 
 # The queue to make it ready in (L11).
 REWOUND = """

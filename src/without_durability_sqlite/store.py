@@ -287,7 +287,7 @@ class SqliteDurable:
         from .steering import rewound
 
         check_text("workflow", workflow)
-        check_text("step key", to)
+        check_text("to", to)
 
         def operation(cursor: StoreCursor, now: float) -> int:
             done = rewound(cursor, now, workflow, to, self.scheduler.namespace)
@@ -304,7 +304,7 @@ class SqliteDurable:
         check_text("workflow", workflow)
         check_text("into", into)
         if before is not None:
-            check_text("step key", before)
+            check_text("before", before)
 
         def operation(cursor: StoreCursor, now: float) -> int:
             done = forked(cursor, now, workflow, into, before, self.scheduler.namespace)

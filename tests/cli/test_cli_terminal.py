@@ -137,8 +137,9 @@ def test_watch_redraws_in_place_until_it_is_ended(how: signal.Signals, code: int
     }, "no mode is set that would have to be set back"
 
 
-def test_a_frame_never_scrolls_or_wraps() -> None:
-    terminal = on_terminal("orders.db", "watch", columns=50, lines=12, NO_COLOR="1")
+@pytest.mark.parametrize("options", [[], ["--full"]], ids=["", "full"])
+def test_a_frame_never_scrolls_or_wraps(options: list[str]) -> None:
+    terminal = on_terminal("orders.db", "watch", *options, columns=50, lines=12, NO_COLOR="1")
     terminal.await_text("\x1b[J")
     terminal.interrupt()
     assert terminal.end() == 0

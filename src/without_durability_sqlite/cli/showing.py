@@ -11,7 +11,7 @@ from without_durability.explaining import in_words
 from without_durability.ledger import Status
 from without_durability.values import shown
 from without_durability_sqlite.rows import rows
-from without_durability_sqlite.statements import OF_INBOX
+from without_durability_sqlite.statements import FROM_OUTSIDE
 
 from .contents import Stored, brief, one_line, stored
 from .moments import iso, many
@@ -28,7 +28,7 @@ PIECE = 2_000
 # A value's beginning, its length, and everything else as it is: what is odd is shown as odd.
 TIMELINE = f"""
 SELECT CAST(step AS BLOB), substr(CAST(value AS BLOB), 1, :most), length(CAST(value AS BLOB)),
-    written_at, supplied OR ({OF_INBOX})
+    written_at, {FROM_OUTSIDE}
 FROM workflow_checkpoint WHERE workflow = :workflow ORDER BY seq"""
 
 COLUMNS = [

@@ -9,7 +9,7 @@ from argparse import Namespace
 
 from without_durability_sqlite.rows import lenient, rows
 from without_durability_sqlite.scheduler import SqliteScheduler
-from without_durability_sqlite.statements import OF_INBOX, QUEUES
+from without_durability_sqlite.statements import ANY_QUEUE, FROM_OUTSIDE
 from without_durability_sqlite.store import SqliteDurable
 
 from .acting import AT_ONCE, Tally, acted, confirm, seen, seen_before
@@ -24,12 +24,11 @@ SELECT coalesce(sum(count), 0) FROM workflow_count
 WHERE state = 'failed' AND (:namespace IS NULL OR namespace = :namespace)"""
 
 WAKEUPS = f"""
-SELECT CAST(queue.namespace AS BLOB) FROM ({QUEUES}) AS queues CROSS JOIN workflow_queue AS queue
-WHERE queue.namespace = queues.name AND queue.workflow = :workflow"""
+SELECT CAST(queue.namespace AS BLOB) FROM {ANY_QUEUE} WHERE queue.workflow = :workflow"""
 
-FROM_OUTSIDE = f"""
+SUPPLIED = f"""
 SELECT 1 FROM workflow_checkpoint
-WHERE workflow = :workflow AND step = :step AND (supplied OR ({OF_INBOX}))"""
+WHERE workflow = :workflow AND step = :step AND {FROM_OUTSIDE}"""
 
 
 def retry(file: str, typed: Namespace, screen: Screen) -> int:
@@ -189,4 +188,4 @@ def _elsewhere(screen: Screen, queues: list[str], own: str) -> str:
 
 def _came_from_outside(file: str, screen: Screen, workflow: str, key: str) -> bool:
     asked = {"workflow": workflow, "step": key}
-    return bool(look_at(file, screen, lambda at: rows(at, FROM_OUTSIDE, asked)))
+    return bool(look_at(file, screen, lambda at: rows(at, SUPPLIED, asked)))

@@ -93,6 +93,7 @@ def _looked(file: str, screen: Screen, watched: Watched, before: set[Mark] | Non
 
 def _drawing(file: str, screen: Screen, watched: Watched, pause: Pause) -> None:
     """Home, and each line to its end: nothing flickers, and there is nothing to put back."""
+    screen.full = False  # a line that wraps would push the others down
     frame = _looked(file, screen, watched, None)
     looked_at = time.monotonic()
     rest = 0.0
