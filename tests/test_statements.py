@@ -130,6 +130,7 @@ STEERED: dict[str, tuple[str, ...]] = {
     "STILL_RIPE": ("SEARCH run USING INTEGER PRIMARY KEY (rowid=?)", QUEUE_OF),
     "SWEEPABLE": ("INDEX workflow_run_finished (state=? AND updated_at<?)", QUEUE_OF),
     "SWEEP_RECORDS": (BY_WORKFLOW, RUN_BY_SEQ),
+    "REMEMBER_SWEPT": (CLAIM_BY_KEY, RUN_BY_SEQ),
     "SWEEP_CLAIM": (CLAIM_BY_KEY, RUN_BY_SEQ),
     "SWEEP_RUN": (RUN_BY_SEQ,),
 }

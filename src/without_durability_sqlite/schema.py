@@ -111,7 +111,8 @@ END"""
 _SCHEMA_VERSION = """
 CREATE TABLE IF NOT EXISTS workflow_schema (
     version INTEGER PRIMARY KEY NOT NULL,
-    clock_ahead REAL NOT NULL DEFAULT 0
+    clock_ahead REAL NOT NULL DEFAULT 0,
+    swept INTEGER NOT NULL DEFAULT 0
 )"""
 
 _STATEMENTS = (
@@ -197,7 +198,7 @@ _TABLES: Mapping[str, Columns] = {
     },
 }
 
-# The columns that this design added to the published tables: an INSERT may leave each out.
+# The columns that were added to tables which older files have: an INSERT may leave each out.
 _ADDED: Mapping[str, Columns] = {
     "workflow_checkpoint": {"supplied": Column("INTEGER NOT NULL DEFAULT 0", optional=True)},
     "workflow_claim": {"seen_at": Column("REAL", optional=True)},
@@ -205,6 +206,7 @@ _ADDED: Mapping[str, Columns] = {
         "taken": Column("TEXT", optional=True),
         "taken_for": Column("REAL", optional=True),
     },
+    "workflow_schema": {"swept": Column("INTEGER NOT NULL DEFAULT 0", optional=True)},
 }
 
 _UNIQUE = {"workflow_checkpoint": {"workflow", "step"}, "workflow_run": {"workflow"}}

@@ -72,10 +72,12 @@ _SET_BACK = "max(0, coalesce(seen_at, :now) - :now)"
 HELD_UNTIL = f"held_until - {_SET_BACK}"
 ALIVE_UNTIL = f"alive_until - {_SET_BACK}"
 
-# No row: another pass holds the workflow. A token follows time as well as count (C3).
+# No row: another pass holds the workflow. A token follows time as well as count, and lies above
+# whatever was swept: the clock may have been set back since (C3).
 CLAIM = f"""
 INSERT INTO workflow_claim (workflow, token, held_until, alive_until, alive_for, seen_at)
-VALUES (:workflow, :milliseconds, :now + :budget, :now + min(:budget, :alive), :alive, :now)
+VALUES (:workflow, max(:milliseconds, (SELECT coalesce(max(swept), 0) + 1 FROM workflow_schema)),
+    :now + :budget, :now + min(:budget, :alive), :alive, :now)
 ON CONFLICT (workflow) DO UPDATE SET
     token = max(token + 1, excluded.token), held_until = excluded.held_until,
     alive_until = excluded.alive_until, alive_for = excluded.alive_for, seen_at = excluded.seen_at

@@ -88,9 +88,14 @@ _SWEPT = "(SELECT workflow FROM workflow_run WHERE seq = :seq)"
 
 SWEEP_RECORDS = f"DELETE FROM workflow_checkpoint WHERE workflow = {_SWEPT}"
 
-# A token that lies ahead of the moment must stay, or it would be granted again (C3).
-SWEEP_CLAIM = f"""
-DELETE FROM workflow_claim WHERE workflow = {_SWEPT} AND token < :milliseconds"""
+# A token that lies ahead of the moment stays, and the highest of the others is remembered (C3).
+_SWEPT_CLAIM = f"FROM workflow_claim WHERE workflow = {_SWEPT} AND token < :milliseconds"
+
+REMEMBER_SWEPT = f"""
+INSERT INTO workflow_schema (version, swept) SELECT :version, token {_SWEPT_CLAIM}
+ON CONFLICT (version) DO UPDATE SET swept = max(swept, excluded.swept)"""
+
+SWEEP_CLAIM = f"DELETE {_SWEPT_CLAIM}"
 
 SWEEP_RUN = "DELETE FROM workflow_run WHERE seq = :seq"
 
@@ -188,9 +193,10 @@ def swept(
             "before": before,
             "now": now,
             "milliseconds": as_milliseconds(now),
+            "version": VERSION,
         }
         if cursor.execute(STILL_RIPE, asked).fetchall():
-            for statement in (SWEEP_RECORDS, SWEEP_CLAIM, SWEEP_RUN):
+            for statement in (SWEEP_RECORDS, REMEMBER_SWEPT, SWEEP_CLAIM, SWEEP_RUN):
                 cursor.execute(statement, asked)
             gone += 1
     return gone, looked_at

@@ -308,6 +308,23 @@ async def check_l13_sweep_deletes_what_finished_long_ago(subject: Subject) -> No
         for name, options in refused.items():
             call = at.ledger.sweep(**({"older": OLD} | options))
             await expect_refused((TypeError, ValueError), call, f"sweep takes {name}")
+        await _repeats_no_token(at)
+
+
+async def _repeats_no_token(at: Opened) -> None:
+    """Not even where the clock is set back once the claims are gone (C3)."""
+    await at.ledger.arrive("again", "k", 1)
+    holder, delivery = await at.begun("again")
+    await at.ledger.end_pass(holder, delivery, ended(Completed("once")))
+    at.clock.advance(OLD)
+    await at.ledger.sweep(older=OLD)
+    expect(await at.ledger.status("again") is None, "what is old enough was not swept")
+    at.clock.advance(-OLD - SECOND)
+    newer = await claimed(at.checkpointer, "again", MINUTE, MINUTE)
+    expect(
+        newer.token > holder.token,
+        f"swept before the clock was set back, token {holder.token} came back as {newer.token}",
+    )
 
 
 async def _finished(at: Opened) -> dict[str, int]:

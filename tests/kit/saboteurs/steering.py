@@ -258,6 +258,23 @@ class SweepTakesWhatIsHeld(Sweeping):
         return not queued and run.updated_at <= self.checkpointer.now() - older
 
 
+class ByTheClock(list):
+    def __init__(self, clock):
+        super().__init__([0])
+        self.clock = clock
+
+    def __getitem__(self, index):
+        return int(self.clock() * 1000)
+
+
+@breaks("L13", "swept before the clock was set back")
+class SweptTokensGoByTheClock(Rows):
+    async def sweep(self, **options):
+        count = await super().sweep(**options)
+        object.__setattr__(self.checkpointer, "_swept", ByTheClock(self.checkpointer.clock))
+        return count
+
+
 @breaks("L13", "of its records there is")
 class SweepForgetsTheRowAlone(Sweeping):
     def forget(self, workflow):
