@@ -42,6 +42,18 @@ async def test_s11_what_was_made_ready_before_the_clock_was_set_back_is_found(
     assert delivery.workflow == "w"
 
 
+@pytest.mark.parametrize("ready", READIED.values(), ids=READIED)
+async def test_l15_what_was_made_ready_before_the_clock_was_set_back_is_due_now_and_not_later(
+    database: Database, clock: Clock, ready: Callable[[Any], Awaitable[object]]
+):
+    durable = over_sqlite(database, clock).durable
+    await ready(durable)
+    clock.advance(-HOURS)
+    status = await durable.status("w")
+    assert status is None or (status.state, status.due) == ("ready", None)
+    assert "is queued in 'workflow'" in await durable.why("w")
+
+
 async def test_s11_a_now_of_the_schedulers_own_that_runs_a_little_ahead_makes_no_difference(
     database: Database, clock: Clock
 ):

@@ -11,6 +11,7 @@ from without_durability.checks import check_text
 from without_durability.codec import CheckpointCodec
 from without_durability.explaining import Standing, Waiting, explained
 from without_durability.ledger import STATES, Page, State, Status, check_listing, due_of
+from without_durability.values import said
 
 from .rows import lenient, rows
 from .statements import ALIVE_UNTIL, ANY_QUEUE, FINISHED, HELD_UNTIL, TOO_LATE
@@ -25,11 +26,14 @@ _CLAIMED = f"""
     (SELECT {{}} FROM workflow_claim WHERE workflow_claim.workflow = run.workflow
      AND {ALIVE_UNTIL} > :now)"""
 
+# When a queue row is delivered next: none lies further ahead than it may, whatever the clock says.
+_VISIBLE_AT = "min(queue.visible_at, coalesce(:now + queue.taken_for, queue.visible_at))"
+
 # Of a row: itself, whether a pass holds it, and what is queued for it.
 _COLUMNS = f"""
 SELECT seq, CAST(run.workflow AS BLOB), CAST(run.namespace AS BLOB), state, CAST(detail AS BLOB),
     attempts, created_at, updated_at, {_CLAIMED.format("token")} IS NOT NULL,
-    queue.visible_at, queue.taken IS NOT NULL
+    {_VISIBLE_AT}, queue.taken IS NOT NULL
 FROM workflow_run AS run LEFT JOIN workflow_queue AS queue
     ON queue.namespace = run.namespace AND queue.workflow = run.workflow"""
 
@@ -86,9 +90,9 @@ WHERE state = :state AND {RIPE} ORDER BY updated_at LIMIT :limit"""
 
 # Since when, or from when on, what nobody has started waits in some queue.
 WAITING = f"""
-SELECT CAST(queue.namespace AS BLOB), queue.visible_at, queue.taken IS NOT NULL
+SELECT CAST(queue.namespace AS BLOB), {_VISIBLE_AT} AS visible_at, queue.taken IS NOT NULL
 FROM {ANY_QUEUE} WHERE queue.workflow = :workflow
-ORDER BY queue.visible_at LIMIT 1"""
+ORDER BY visible_at LIMIT 1"""
 
 CLAIM_OF = f"""
 SELECT token, {ALIVE_UNTIL}, {HELD_UNTIL} FROM workflow_claim
@@ -118,9 +122,10 @@ def found(
     return None
 
 
-def waiting(connection: sqlite3.Connection, workflow: str) -> Waiting | None:
+def waiting(connection: sqlite3.Connection, workflow: str, now: float) -> Waiting | None:
     """What is queued for a workflow without a row: only its scheduler was told of it."""
-    for namespace, visible_at, taken in rows(connection, WAITING, {"workflow": workflow}):
+    asked = {"workflow": workflow, "now": now}
+    for namespace, visible_at, taken in rows(connection, WAITING, asked):
         return Waiting(lenient(namespace), moment_of(visible_at), bool(taken))
     return None
 
@@ -132,7 +137,7 @@ def told(
     at = found(connection, codec, workflow, now)
     moment_now = moment_of(now) or _BEGINNING
     if at is None:
-        return explained(workflow, None, waiting(connection, workflow), moment_now)
+        return explained(workflow, None, waiting(connection, workflow, now), moment_now)
     return explained(workflow, at.status, at.standing, moment_now)
 
 
@@ -201,7 +206,7 @@ def _status(codec: CheckpointCodec[str], row: tuple[Any, ...], now: float) -> St
         try:
             detail = codec.decode(raw.decode())
         except Exception as error:
-            detail = {"unreadable": str(error) or type(error).__name__}
+            detail = {"unreadable": said(error)}
     running = state == "ready" and bool(claimed)
     ahead = visible_at is not None and visible_at > now and not row[10]
     due = moment_of(visible_at) if ahead else None

@@ -64,7 +64,7 @@ class Known(NamedTuple):
 def known(connection: sqlite3.Connection, workflow: str, now: datetime) -> Known:
     """What is known of a workflow."""
     row = found(connection, workflow, now)
-    waiting = None if row is not None else lookups.waiting(connection, workflow)
+    waiting = None if row is not None else lookups.waiting(connection, workflow, now.timestamp())
     ((records,),) = rows(connection, RECORDS, {"workflow": workflow})
     return Known(workflow, row, waiting, records)
 
