@@ -44,6 +44,11 @@ class Awkward:
     pass
 
 
+class Exiting(dict[str, int]):
+    def items(self) -> Any:
+        raise SystemExit
+
+
 RESULTS = {
     "none": (None, None),
     "falsy": (0, {"result": 0}),
@@ -52,6 +57,7 @@ RESULTS = {
     "a tuple": ((1, 2), {"result": [1, 2]}),
     "no JSON": (Awkward(), {"unstored": "Awkward"}),
     "not a number": (float("nan"), {"unstored": "float"}),
+    "code of its own": (Exiting(paid=1), {"unstored": "Exiting"}),
 }
 
 
@@ -431,20 +437,28 @@ async def test_what_steps_returned_is_in_no_log_and_in_no_error(
     assert (await kept.status("done")).result == SECRET
 
 
+RAISED = [LookupError, SystemExit, asyncio.CancelledError]
+
+
 class Unprintable(Exception):
+    """An error whose own code raises `how`, which is nobody's cancellation and ends no process."""
+
+    def __init__(self, how: type[BaseException]) -> None:
+        self.how = how
+
     def __str__(self) -> str:
-        raise LookupError("no message either")
+        raise self.how
 
 
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (Unprintable(), "could not be made"),
+        *((Unprintable(how), "could not be made") for how in RAISED),
         (LookupError("\ud800"), "\\ud800"),
         (LookupError("x" * 1_000_000), "xxx…"),
         (LookupError("\0"), "\0"),
     ],
-    ids=["unprintable", "a surrogate", "long", "a null"],
+    ids=[*(how.__name__ for how in RAISED), "a surrogate", "long", "a null"],
 )
 async def test_an_error_that_is_hard_to_write_down_is_written_down_all_the_same(
     kept: Kept, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch

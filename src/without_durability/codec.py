@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, TypeVar
 
-from .values import shown
+from .values import said, shown
 
 Encoded = TypeVar("Encoded")
 
@@ -87,7 +87,9 @@ def encoded(
     try:
         encoding = codec.encode(value)
         return encoding, codec.decode(encoding)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a value may run code of its own, and raise anything
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
             f"workflow {shown(workflow)}, key {shown(key)}: a value of type "
@@ -99,7 +101,9 @@ def decoded(codec: CheckpointCodec[Encoded], workflow: str, key: str, encoding: 
     """What a store holds under `key`, or a `ValueError` naming the workflow and the key."""
     try:
         return codec.decode(encoding)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ValueError(
             f"workflow {shown(workflow)}, key {shown(key)}: what is stored cannot be decoded: "
             f"{_reason(error)}"
@@ -121,4 +125,4 @@ def _depth(text: str) -> int:
 def _reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "nested too deep"
-    return str(error) or type(error).__name__
+    return said(error)

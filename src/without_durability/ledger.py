@@ -324,11 +324,15 @@ def failure_of(error: BaseException) -> Failure:
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
     try:
         message = str(error)
-    except Exception:  # somebody's own __str__
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # somebody's own __str__
         message = "(its message could not be made)"
     try:
         trace = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))
-    except Exception:  # the error is asked for its truth, which is its own
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the error is asked for its truth, which is its own
         trace = "".join(traceback.format_tb(frames or error.__traceback__))
     if len(message) > _MESSAGE:
         message = message[:_MESSAGE] + "…"

@@ -24,6 +24,7 @@ from .codec import JSON, CheckpointCodec, decoded, encoded
 from .durations import check_duration, check_wait, now_utc
 from .signals import fenced
 from .values import (
+    INBOX,
     LEASE,
     Delivery,
     Entry,
@@ -167,7 +168,7 @@ class MemoryCheckpointer:
 
     async def append(self, workflow: str, value: object) -> Entry:
         check_text("workflow", workflow)
-        encoding, back = encoded(self.codec, workflow, "inbox", value)
+        encoding, back = encoded(self.codec, workflow, INBOX, value)
         return Entry(self._filed(workflow, encoding), back)
 
     async def discard(self, workflow: str) -> int:

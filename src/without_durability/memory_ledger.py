@@ -46,6 +46,7 @@ from .values import (
     Entry,
     Pass,
     Started,
+    said,
     shown,
 )
 
@@ -101,7 +102,7 @@ class MemoryDurable:
 
     async def deliver(self, workflow: str, value: object) -> Entry:
         check_text("workflow", workflow)
-        encoding, back = encoded(self.checkpointer.codec, workflow, "inbox", value)
+        encoding, back = encoded(self.checkpointer.codec, workflow, INBOX, value)
         now = self.checkpointer._moment()
         entry = Entry(self.checkpointer._filed(workflow, encoding), back)
         self._arrived(workflow, now)
@@ -393,7 +394,7 @@ class MemoryDurable:
             try:
                 detail = self.checkpointer.codec.decode(detail)
             except Exception as error:  # one bad row is nobody else's harm
-                detail = {"unreadable": str(error) or type(error).__name__}
+                detail = {"unreadable": said(error)}
         due = self.scheduler.sleeping.get(run.workflow)
         if run.state == "sleeping" and not self.scheduler._queued(run.workflow):
             due = due_of(detail)

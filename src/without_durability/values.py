@@ -140,6 +140,16 @@ def refuse_assignment(self: object, name: str, value: object) -> None:
     raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
+def said(error: BaseException) -> str:
+    """What an error says, or the name of its type where that is nothing or cannot be made."""
+    try:
+        return str(error) or type(error).__name__
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # somebody's own __str__
+        return type(error).__name__
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 
@@ -148,5 +158,7 @@ def shown(value: object) -> str:
     """`repr` for an error's text, shortened in the middle: ids may be a megabyte long."""
     try:
         return _SHORT.repr(value)
-    except Exception:  # an int beyond what Python prints, somebody's own __repr__
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an int beyond what Python prints, somebody's own __repr__
         return f"<{type(value).__name__}>"
