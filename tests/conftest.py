@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from idling import a_file, in_memory, rollback_journal
 from stores import Stores, over_memory, over_sqlite
 from systems import descriptors
 from thread_gates import HANG, in_time, own_guard, plain, plain_lock
+from without_durability import retrying
 from without_durability.testing import Clock
 from without_durability_sqlite import Database, connect, migrate
 
@@ -135,3 +138,22 @@ async def beside(stores: Stores) -> Beside:
     beside = Beside(stores)
     await beside.prepare()
     return beside
+
+
+@pytest.fixture
+def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause is left to chance."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that refuses is asked again at once."""
+    monkeypatch.setattr(retrying, "STORE_FIRST", timedelta(milliseconds=1))
+    monkeypatch.setattr(retrying, "STORE_CAP", timedelta(milliseconds=1))
+
+
+@pytest.fixture
+def told() -> list[Any]:
+    """What the observer was told: its `append` is the observer."""
+    return []

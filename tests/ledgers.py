@@ -15,22 +15,32 @@ from gated import working
 from stores import over_sqlite
 from thread_gates import in_time
 from without_durability import (
+    LEASE,
+    Blocked,
     Clock,
+    Completed,
     Delivery,
     Ended,
+    Failure,
     MemoryCheckpointer,
     MemoryDurable,
     MemoryScheduler,
+    Outcome,
     Pass,
     Run,
+    Started,
     State,
     Status,
 )
-from without_durability_sqlite import connect
+from without_durability.ledger import ended
+from without_durability_sqlite import SqliteDurable, connect
 
 NOW, HOUR = timedelta(0), timedelta(hours=1)
 DAY = 24 * HOUR
 SECRET = "card 4111 1111"
+DONE = Completed("done")
+AT_REST = Blocked(frozenset("k"), frozenset())
+FAILURE = Failure("KeyError", "no such thing")
 
 KINDS = ("memory", "sqlite", "sqlite, one by one")
 
@@ -112,3 +122,59 @@ async def value() -> str:
 
 async def charging(run: Run[Any]) -> str:
     return await run.step("charge", value, str)
+
+
+async def one() -> int:
+    return 1
+
+
+class Failing:
+    """A body that fails until it is told not to, after a step; it counts both."""
+
+    def __init__(self) -> None:
+        self.runs = self.steps = 0
+        self.fails = True
+
+    async def __call__(self, run: Run[Any]) -> str:
+        self.runs += 1
+        await run.step("kept", self._step, int)
+        if self.fails:
+            raise LookupError(f"run {self.runs}")
+        return "done"
+
+    async def _step(self) -> int:
+        self.steps += 1
+        return self.steps
+
+
+async def began(durable: SqliteDurable, workflow: str) -> Started:
+    """A pass on a workflow, which is the only one that is ready."""
+    await durable.arrive(workflow, "given", workflow)
+    (started,) = await durable.start_passes(9, NOW, LEASE)
+    assert started.delivery.workflow == workflow
+    assert started.holder is not None
+    return started
+
+
+async def came_to(
+    durable: SqliteDurable, workflow: str, how: Ended | Outcome[object] = DONE
+) -> None:
+    started = await began(durable, workflow)
+    assert started.holder is not None
+    end = how if isinstance(how, Ended) else ended(how)
+    await durable.end_pass(started.holder, started.delivery, end)
+
+
+async def state_of(durable: SqliteDurable, workflow: str) -> State | None:
+    status = await durable.status(workflow)
+    return None if status is None else status.state
+
+
+async def listed(durable: SqliteDurable, **filters: Any) -> list[str]:
+    """Every page of a list."""
+    found: list[str] = []
+    page = await durable.list(**filters)
+    while page.next is not None:
+        found += [one.workflow for one in page.items]
+        page = await durable.list(**filters, after=page.next)
+    return found + [one.workflow for one in page.items]

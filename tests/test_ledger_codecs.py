@@ -1,21 +1,28 @@
-"""Codecs that do not take what the ledger writes down: what happened counts, and is said."""
+"""Codecs of one's own: the ledger's details go through them, and what one cannot take is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from contract import rows
+from ledgers import AT_REST, FAILURE, came_to, listed, state_of
 from without_durability import (
     Blocked,
+    CheckpointCodec,
     Clock,
+    Completed,
     Ended,
     Failure,
     MemoryCheckpointer,
     MemoryDurable,
     MemoryScheduler,
+    Sleeping,
+    State,
 )
 from without_durability.codec import JSON
 from without_durability.ledger import ended, raised
@@ -103,3 +110,66 @@ async def test_a_detail_that_the_codec_refuses_keeps_no_pass_from_ending(
     assert await durable.end_pass(started.holder, delivery, end) == end.state
     status = await durable.status("w")
     assert (status.state, status.detail, status.running) == (end.state, None, False)
+
+
+# --- what another codec cannot read -----------------------------------------------------------
+
+
+class Shifted:
+    """A codec whose text no other reads."""
+
+    def encode(self, value: object) -> str:
+        return "shifted " + JSON.encode(value)
+
+    def decode(self, encoded: str) -> object:
+        if not encoded.startswith("shifted "):
+            raise ValueError("not of this codec")
+        return JSON.decode(encoded.removeprefix("shifted "))
+
+
+def with_codec(database: Database, codec: CheckpointCodec[str]) -> SqliteDurable:
+    return SqliteDurable(SqliteCheckpointer(database, codec), SqliteScheduler(database))
+
+
+DETAILS: dict[State, Ended] = {
+    "completed": ended(Completed({"paid": 1})),
+    "failed": raised(FAILURE, None),
+    "blocked": ended(AT_REST),
+    "sleeping": ended(Sleeping("nap", datetime(2100, 1, 1, tzinfo=UTC))),
+}
+
+
+async def test_details_go_through_the_codec_of_the_store(database: Database, path: Path):
+    durable = with_codec(database, Shifted())
+    for state, how in DETAILS.items():
+        await came_to(durable, state, how)
+    await durable.cancel("blocked", "enough")
+    details = rows(path, "SELECT detail FROM workflow_run")
+    assert all(detail.startswith("shifted ") for (detail,) in details)
+    assert await durable.result("completed", within=NOW) == {"paid": 1}
+    status = await durable.status("blocked")
+    assert status is not None
+    assert status.reason == "enough"
+
+
+@pytest.mark.parametrize("state", [*DETAILS, "cancelled"])
+async def test_a_detail_that_cannot_be_read_hides_no_workflow(database: Database, state: State):
+    writer, reader = with_codec(database, Shifted()), with_codec(database, JSON)
+    await came_to(writer, "w", DETAILS.get(state, DETAILS["blocked"]))
+    if state == "cancelled":
+        await writer.cancel("w", "enough")
+    await reader.arrive("v", "k", 1)
+    status = await reader.status("w")
+    assert status is not None
+    assert status.state == state
+    assert await listed(reader) == ["v", "w"]
+    assert "'w'" in await reader.why("w")
+    if state in ("failed", "cancelled"):
+        assert await reader.retry("w")
+        assert await state_of(reader, "w") == "ready"
+
+
+async def test_a_result_that_cannot_be_read_is_an_error_and_no_result(database: Database):
+    await came_to(with_codec(database, Shifted()), "w", Completed({"paid": 1}))
+    with pytest.raises(ValueError, match="'w'"):
+        await with_codec(database, JSON).result("w", within=NOW)

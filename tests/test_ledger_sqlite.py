@@ -1,4 +1,4 @@
-"""What is SQLite's own about the ledger: queues, processes, locks, clocks, codecs, any text."""
+"""What is SQLite's own about the ledger: queues, processes, locks, clocks, any text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,18 @@ from batches import Interposed, statements, together
 from children import ended as child_ended
 from children import started as child_started
 from contract import rows, write_lock
+from ledgers import AT_REST, DONE, FAILURE, began, came_to, listed, state_of
 from thread_gates import HANG, in_time, plain
 from without_durability import (
-    JSON,
     LEASE,
-    Blocked,
-    CheckpointCodec,
     Clock,
-    Completed,
     Ended,
     Fenced,
-    Outcome,
     Sleeping,
-    Started,
     WorkflowCancelled,
     WorkflowFailed,
 )
-from without_durability.ledger import STATES, Failure, State, ended, raised
+from without_durability.ledger import STATES, ended, raised
 from without_durability_sqlite import (
     Database,
     SqliteCheckpointer,
@@ -45,9 +40,6 @@ from without_durability_sqlite.checking import oddities
 
 NOW = timedelta(0)
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
-DONE = Completed("done")
-AT_REST = Blocked(frozenset("k"), frozenset())
-FAILURE = Failure("KeyError", "no such thing")
 
 
 def over(database: Database, queue: str = "workflow", **settings: Any) -> SqliteDurable:
@@ -66,41 +58,8 @@ async def neighbour(path: Path, database: Database, clock: Clock) -> AsyncIterat
         yield over(other)
 
 
-async def began(durable: SqliteDurable, workflow: str) -> Started:
-    """A pass on a workflow, which is the only one that is ready."""
-    await durable.arrive(workflow, "given", workflow)
-    (started,) = await durable.start_passes(9, NOW, LEASE)
-    assert started.delivery.workflow == workflow
-    assert started.holder is not None
-    return started
-
-
-async def came_to(
-    durable: SqliteDurable, workflow: str, how: Ended | Outcome[object] = DONE
-) -> None:
-    started = await began(durable, workflow)
-    assert started.holder is not None
-    end = how if isinstance(how, Ended) else ended(how)
-    await durable.end_pass(started.holder, started.delivery, end)
-
-
 async def parked(durable: SqliteDurable, workflow: str) -> None:
     await came_to(durable, workflow, raised(FAILURE, None))
-
-
-async def state_of(durable: SqliteDurable, workflow: str) -> State | None:
-    status = await durable.status(workflow)
-    return None if status is None else status.state
-
-
-async def listed(durable: SqliteDurable, **filters: Any) -> list[str]:
-    """Every page of a list."""
-    found: list[str] = []
-    page = await durable.list(**filters)
-    while page.next is not None:
-        found += [one.workflow for one in page.items]
-        page = await durable.list(**filters, after=page.next)
-    return found + [one.workflow for one in page.items]
 
 
 def queued(path: Path) -> list[tuple[str, str]]:
@@ -538,66 +497,3 @@ async def test_sweeps_at_once_delete_each_workflow_once(
     assert sum(counts) == len(swept)
     assert rows(path, "SELECT * FROM workflow_run") == []
     assert odd(path, clock) == []
-
-
-# --- codecs -------------------------------------------------------------------------------------
-
-
-class Shifted:
-    """A codec whose text no other reads."""
-
-    def encode(self, value: object) -> str:
-        return "shifted " + JSON.encode(value)
-
-    def decode(self, encoded: str) -> object:
-        if not encoded.startswith("shifted "):
-            raise ValueError("not of this codec")
-        return JSON.decode(encoded.removeprefix("shifted "))
-
-
-def with_codec(database: Database, codec: CheckpointCodec[str]) -> SqliteDurable:
-    return SqliteDurable(SqliteCheckpointer(database, codec), SqliteScheduler(database))
-
-
-DETAILS: dict[State, Ended] = {
-    "completed": ended(Completed({"paid": 1})),
-    "failed": raised(FAILURE, None),
-    "blocked": ended(AT_REST),
-    "sleeping": ended(Sleeping("nap", datetime(2100, 1, 1, tzinfo=UTC))),
-}
-
-
-async def test_details_go_through_the_codec_of_the_store(database: Database, path: Path):
-    durable = with_codec(database, Shifted())
-    for state, how in DETAILS.items():
-        await came_to(durable, state, how)
-    await durable.cancel("blocked", "enough")
-    details = rows(path, "SELECT detail FROM workflow_run")
-    assert all(detail.startswith("shifted ") for (detail,) in details)
-    assert await durable.result("completed", within=NOW) == {"paid": 1}
-    status = await durable.status("blocked")
-    assert status is not None
-    assert status.reason == "enough"
-
-
-@pytest.mark.parametrize("state", [*DETAILS, "cancelled"])
-async def test_a_detail_that_cannot_be_read_hides_no_workflow(database: Database, state: State):
-    writer, reader = with_codec(database, Shifted()), with_codec(database, JSON)
-    await came_to(writer, "w", DETAILS.get(state, DETAILS["blocked"]))
-    if state == "cancelled":
-        await writer.cancel("w", "enough")
-    await reader.arrive("v", "k", 1)
-    status = await reader.status("w")
-    assert status is not None
-    assert status.state == state
-    assert await listed(reader) == ["v", "w"]
-    assert "'w'" in await reader.why("w")
-    if state in ("failed", "cancelled"):
-        assert await reader.retry("w")
-        assert await state_of(reader, "w") == "ready"
-
-
-async def test_a_result_that_cannot_be_read_is_an_error_and_no_result(database: Database):
-    await came_to(with_codec(database, Shifted()), "w", Completed({"paid": 1}))
-    with pytest.raises(ValueError, match="'w'"):
-        await with_codec(database, JSON).result("w", within=NOW)
