@@ -48,19 +48,19 @@ class Refusing:
         return JSON.decode(encoded)
 
 
-def in_memory(database: Database, clock: Clock) -> Any:
+def in_memory(database: Database, clock: Clock, codec: Any = None) -> Any:
     store: MemoryCheckpointer = MemoryCheckpointer(
-        codec=Refusing(), clock=clock.seconds, now=clock.now
+        codec=codec or Refusing(), clock=clock.seconds, now=clock.now
     )
     return MemoryDurable(store, MemoryScheduler(clock=clock.seconds))
 
 
-def in_a_file(database: Database, clock: Clock) -> Any:
-    return SqliteDurable(SqliteCheckpointer(database, Refusing()), SqliteScheduler(database))
+def in_a_file(database: Database, clock: Clock, codec: Any = None) -> Any:
+    return with_codec(database, codec or Refusing())
 
 
 each_store = pytest.mark.parametrize("made", [in_memory, in_a_file])
-Made = Callable[[Database, Clock], Any]
+Made = Callable[..., Any]
 
 
 @each_store
@@ -150,6 +150,31 @@ async def test_details_go_through_the_codec_of_the_store(database: Database, pat
     status = await durable.status("blocked")
     assert status is not None
     assert status.reason == "enough"
+
+
+class Leaving(Refusing):
+    """A codec that lost what it needs to read, and says so in the worst way."""
+
+    def encode(self, value: object) -> str:
+        return JSON.encode(value)
+
+    def decode(self, encoded: str) -> object:
+        if encoded.startswith("{"):
+            raise SystemExit("no key")
+        return JSON.decode(encoded)
+
+
+@each_store
+async def test_a_codec_that_raises_anything_hides_no_workflow(
+    database: Database, clock: Clock, made: Made
+) -> None:
+    durable = made(database, clock, Leaving())
+    await durable.arrive("w", "k", 1)
+    assert await durable.cancel("w", "enough")
+    await durable.arrive("v", "k", 1)
+    assert await listed(durable) == ["v", "w"]
+    assert (await durable.status("w")).state == "cancelled"
+    assert "'w' was cancelled" in await durable.why("w")
 
 
 @pytest.mark.parametrize("state", [*DETAILS, "cancelled"])

@@ -130,7 +130,7 @@ async def test_a_pass_that_lost_its_claim_to_another_is_no_failure(kept: Kept):
             stopping.set()
         go_on.set()
         assert (await kept.end()).state is None
-        await heard.until("was lost to another pass")
+        await heard.until("was taken from its pass")
         assert not any("failed" in message for message in heard.messages)
     status = await kept.status()
     assert (status.state, status.result, status.attempts) == ("completed", "done", 0)

@@ -12,6 +12,7 @@ import pytest
 from ledgers import KINDS, NOW, SECRET, Kept, charging, each_ledger
 from thread_gates import until
 from without_durability import (
+    Retry,
     Run,
 )
 
@@ -74,7 +75,49 @@ async def test_what_steps_returned_is_in_no_log_and_in_no_error(
     assert (await kept.status("done")).result == SECRET
 
 
-RAISED = [LookupError, SystemExit, asyncio.CancelledError]
+RAISED = [LookupError, SystemExit, GeneratorExit, asyncio.CancelledError]
+
+
+class Untrue(Exception):
+    """An error whose truth, for which a traceback asks, is code of its own."""
+
+    def __init__(self, how: type[BaseException]) -> None:
+        super().__init__("untrue")
+        self.how = how
+
+    def __bool__(self) -> bool:
+        raise self.how
+
+
+class Measured(str):
+    def __len__(self) -> int:
+        raise SystemExit
+
+
+class Own(Exception):
+    """An error whose text is a kind of its own."""
+
+    def __str__(self) -> str:
+        return Measured("own")
+
+
+@pytest.mark.parametrize("how", RAISED)
+async def test_an_error_that_cannot_be_logged_concerns_its_own_workflow_alone(
+    kept: Kept, how: type[BaseException], caplog: pytest.LogCaptureFixture
+):
+    async def body(run: Run[Any]) -> str:
+        if run.workflow == "w":
+            raise Untrue(how)
+        return "done"
+
+    async with kept.working(body, retry=Retry(1)):
+        await kept.durable.arrive("w", "begun", True)
+        assert (await kept.end()).state == "failed"
+        await kept.durable.arrive("another", "begun", True)
+        assert (await kept.end("another")).state == "completed"
+    status = await kept.status()
+    assert (status.state, status.attempts) == ("failed", 1)
+    assert "workflow 'w' failed (attempt 1)" in caplog.text
 
 
 class Unprintable(Exception):
@@ -91,11 +134,12 @@ class Unprintable(Exception):
     ("error", "told"),
     [
         *((Unprintable(how), "could not be made") for how in RAISED),
+        (Own(), "own"),
         (LookupError("\ud800"), "\\ud800"),
         (LookupError("x" * 1_000_000), "xxx…"),
         (LookupError("\0"), "\0"),
     ],
-    ids=[*(how.__name__ for how in RAISED), "a surrogate", "long", "a null"],
+    ids=[*(how.__name__ for how in RAISED), "a text of its own", "a surrogate", "long", "a null"],
 )
 async def test_an_error_that_is_hard_to_write_down_is_written_down_all_the_same(
     kept: Kept, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .interfaces import Durable, PassDurable
 from .outcomes import Blocked, Completed, Sleeping
-from .retrying import is_permanent, pause_after, persist, traced
+from .retrying import is_permanent, log_error, pause_after, persist
 from .settling import settle
 from .signals import Contended, Fenced
 from .stepwise import Run, extending, resume_from
@@ -342,7 +342,7 @@ class Attempt:
         now = asyncio.get_running_loop().time()
         stands: State | None = None
         if now < self._granted_until:
-            logger.info("workflow %s was lost to another pass", shown(self.workflow))
+            logger.info("workflow %s was taken from its pass", shown(self.workflow))
             await self._look_again(self._policy.contended)
         else:
             from .ledger import Failure
@@ -368,17 +368,18 @@ class Attempt:
 
         attempt = self._next_attempt()
         pause = self._pause(attempt)
-        logger.error(
+        log_error(
+            logger,
             "workflow %s failed (attempt %d), %s",
             shown(self.workflow),
             attempt,
             _then(pause),
-            exc_info=traced(error),
+            error=error,
         )
         stands = await self._ended_by(failure_of(error), pause)
         if self._answered and stands is None:
-            logger.info(
-                "workflow %s was cancelled, deleted or taken over: that failure counts for nothing",
+            logger.warning(
+                "workflow %s was taken from that pass, whose failure counts for nothing",
                 shown(self.workflow),
             )
             self._tell.lost()
@@ -473,11 +474,12 @@ class Attempt:
         except Exception as error:
             if is_permanent(policy.durable.scheduler, error):
                 raise
-            logger.error(
+            log_error(
+                logger,
                 "the %s of workflow %s failed: it waits for its lease to end",
                 doing,
                 shown(self.workflow),
-                exc_info=traced(error),
+                error=error,
             )
             return None
 

@@ -323,7 +323,7 @@ def failure_of(error: BaseException) -> Failure:
 
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
     try:
-        message = str(error)
+        message = str.__str__(str(error))  # which may be a str of their own kind
     except KeyboardInterrupt:
         raise
     except BaseException:  # somebody's own __str__

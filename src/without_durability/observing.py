@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
-from .retrying import traced
+from .retrying import log_error
 from .values import State
 
 __all__ = [
@@ -91,7 +91,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
-    """A pass lost its claim: to a newer pass, to its own budget, or as `cancel` or `delete` asked.
+    """A pass lost its claim: to a newer pass, to its budget, or by `cancel`, `delete` or `rewind`.
 
     What its body came to or raised then counts for nothing.
     """
@@ -176,4 +176,4 @@ class Telling:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            logger.error("the observer failed at %s", type(event).__name__, exc_info=traced(error))
+            log_error(logger, "the observer failed at %s", type(event).__name__, error=error)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .interfaces import Scheduler
 
@@ -53,9 +53,19 @@ def pause_after(
         return pause
 
 
-def traced(error: BaseException) -> tuple[type[BaseException], BaseException, Any]:
-    """An error for a log: the exception alone would be asked for its truth, which is its own."""
-    return type(error), error, error.__traceback__
+def log_error(told: logging.Logger, message: str, *arguments: object, error: BaseException) -> None:
+    """Log an error with its traceback, or by its type where its own code stands in the way.
+
+    An exception alone would be asked for its truth, which is its own, and so may a traceback ask.
+    """
+    traced = type(error), error, error.__traceback__
+    try:
+        told.error(message, *arguments, exc_info=traced, stacklevel=2)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        name = type(error).__qualname__
+        told.error(f"{message}: %s, which cannot be shown", *arguments, name, stacklevel=2)
 
 
 def is_permanent(scheduler: Scheduler, error: Exception) -> bool:

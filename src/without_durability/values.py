@@ -143,7 +143,7 @@ def refuse_assignment(self: object, name: str, value: object) -> None:
 def said(error: BaseException) -> str:
     """What an error says, or the name of its type where that is nothing or cannot be made."""
     try:
-        return str(error) or type(error).__name__
+        return str.__str__(str(error)) or type(error).__name__
     except KeyboardInterrupt:
         raise
     except BaseException:  # somebody's own __str__

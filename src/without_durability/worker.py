@@ -20,7 +20,7 @@ from .attempt import RENEWALS, Attempt, Policy, logger
 from .checks import check_aware, check_limit
 from .durations import check_duration, check_wait, now_utc
 from .interfaces import Durable, Effect, PassesDurable, Scheduler
-from .retrying import persist, traced
+from .retrying import log_error, persist
 from .settling import settle
 from .stepwise import Run
 from .values import BUDGET, LEASE, Delivery
@@ -317,9 +317,7 @@ async def _made(attempt: Attempt, unstarted: set[Attempt], slots: _Slots) -> Non
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to end with: that very one, and no group. Others that came with it are logged."""
     for other in failures.exceptions[1:]:
-        logger.error(
-            "another error came with the one that ended the worker", exc_info=traced(other)
-        )
+        log_error(logger, "another error came with the one that ended the worker", error=other)
     return failures.exceptions[0]
 
 

@@ -205,7 +205,9 @@ def _status(codec: CheckpointCodec[str], row: tuple[Any, ...], now: float) -> St
     if raw is not None:
         try:
             detail = codec.decode(raw.decode())
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             detail = {"unreadable": said(error)}
     running = state == "ready" and bool(claimed)
     ahead = visible_at is not None and visible_at > now and not row[10]
