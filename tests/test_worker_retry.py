@@ -20,6 +20,7 @@ from spied import SpiedDurable
 from systems import posix_signals
 from thread_gates import in_time, until
 from without_durability import (
+    CONTENDED,
     Clock,
     MemoryCheckpointer,
     MemoryDurable,
@@ -332,6 +333,32 @@ async def test_what_arrives_during_the_last_failing_pass_is_a_new_chance(kept: K
         await kept.end()
         await until(lambda: len(seen) == 3)
     assert seen == [1, 2, 1]
+
+
+async def test_what_arrives_then_is_a_new_chance_also_where_a_free_slot_finds_the_workflow_held(
+    kept: Kept,
+):
+    body_ends, seen = asyncio.Event(), []
+
+    async def body(run: Run[Any]) -> str:
+        seen.append((await kept.status()).attempts)
+        if len(seen) == 1:
+            await kept.durable.arrive("w", "fix", 7)
+            await body_ends.wait()
+            raise LookupError("what the fix is for")
+        return str(await run.awaiting("fix", int))
+
+    await kept.durable.arrive("w", "begun", True)
+    async with kept.working(body, retry=Retry(1)):
+        while (await kept.status()).due is None:  # put off, since the workflow is held
+            await asyncio.sleep(0.001)
+        body_ends.set()
+        failed = await kept.end("w")
+        while failed.state != "failed":  # the end of a pass, and not of the put-off delivery
+            failed = await kept.end("w")
+        kept.clock.advance(CONTENDED)
+        assert await kept.durable.result("w", within=MINUTE) == "7"
+    assert seen == [1, 1]
 
 
 async def test_an_orderly_end_between_failures_starts_the_count_anew(kept: Kept):

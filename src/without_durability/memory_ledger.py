@@ -175,7 +175,7 @@ class MemoryDurable:
             # Made ready meanwhile: a new chance, of which a failed one keeps its error.
             if state != "failed":
                 detail = None
-            elif workflow in self.scheduler.queue:  # and not merely taken by somebody else
+            elif workflow not in self.scheduler.outstanding:  # which a mere take is not
                 attempts = 0
             state = "ready"
         self._put(workflow, now, state, detail, attempts)
@@ -393,7 +393,9 @@ class MemoryDurable:
         if detail is not None:
             try:
                 detail = self.checkpointer.codec.decode(detail)
-            except Exception as error:  # one bad row is nobody else's harm
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # one bad row is nobody else's harm
                 detail = {"unreadable": said(error)}
         due = self.scheduler.sleeping.get(run.workflow)
         if run.state == "sleeping" and not self.scheduler._queued(run.workflow):

@@ -166,9 +166,9 @@ class Passes:
         assert ended.state is not None
         for _, _, _, _, raw in cursor.execute(STANDING, asked).fetchall():
             queue = asked | {"namespace": lenient(raw)}
-            for (made_ready,) in cursor.execute(QUEUED, queue).fetchall():
+            for (arrived,) in cursor.execute(QUEUED, queue).fetchall():
                 asked["state"] = "ready"
-                if made_ready and ended.state == "failed":  # a new chance, unlike a mere take
+                if arrived and ended.state == "failed":  # a new chance, unlike a mere take
                     asked["attempts"] = 0
                 if ended.state not in ("ready", "failed"):
                     asked["detail"] = None

@@ -194,9 +194,10 @@ DONE = f"DELETE FROM workflow_queue WHERE {_HELD}"
 
 CANCEL = "DELETE FROM workflow_queue WHERE namespace = :namespace AND workflow = :workflow"
 
-# Whether what is queued was made ready, and not just taken by somebody else. No row: nothing is.
+# Whether what is queued is nobody's who took it: it was made ready, or put off by whoever found the
+# workflow held. No row: nothing is queued.
 QUEUED = """
-SELECT taken IS NULL AND (coalesce(taken_for, 1) = 0 OR visible_at <= :now) FROM workflow_queue
+SELECT taken IS NULL FROM workflow_queue
 WHERE namespace = :namespace AND workflow = :workflow"""
 
 # --- ledger -----------------------------------------------------------------------------------

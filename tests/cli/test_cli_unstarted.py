@@ -41,21 +41,31 @@ def test_why_tells_what_is_queued() -> None:
     assert f"{TOMORROW:%H:%M:%S}" in scheduled
     told = json.loads(done("why", "later-1", "--utc", "--json"))
     assert told == {"workflow": "later-1", "state": None, "why": scheduled.strip()}
-    assert "Nothing is known of workflow 'record-1'" in refused("why", "record-1")
+    assert "'record-1' has 1 record, and never arrived" in refused("why", "record-1")
+
+
+def test_status_tells_what_waits_also_once_the_clock_was_set_back() -> None:
+    for workflow in ("order-8", "order-6", "order-5"):
+        done("delete", workflow, "--yes")
+    answer = said("orders.db", "status", "--json", clock=lambda: now() - 3600)
+    waiting = json.loads(answer.out)["waiting_longest"]
+    assert (waiting["workflow"], waiting["namespace"]) == ("ready-1", "post")
 
 
 def test_show_tells_the_same_and_what_is_recorded() -> None:
     assert done("show", "ready-1") == f"{done('why', 'ready-1')}\nno records\n"
     told = json.loads(done("show", "later-1", "--json"))
     assert (told["namespace"], told["due"]) == ("post", TOMORROW.isoformat())
-    assert told["records"] == []
+    assert (told["state"], told["records"]) == (None, [])
+    assert json.loads(done("show", "ready-1", "--json"))["due"] is None
+    assert "'record-1' has 1 record" in json.loads(done("show", "record-1", "--json"))["why"]
     assert "'record-1' has 1 record, and never arrived" in done("show", "record-1")
 
 
-@pytest.mark.parametrize("workflow", ["ready-1", "later-1"])
-def test_cancel_takes_it_out_of_its_queue_and_it_stays_so(workflow: str) -> None:
+@pytest.mark.parametrize(("workflow", "state"), [("ready-1", "queued"), ("later-1", "scheduled")])
+def test_cancel_takes_it_out_of_its_queue_and_it_stays_so(workflow: str, state: str) -> None:
     answer = said("orders.db", "cancel", workflow, clock=now, terminal=True)
-    assert f"Cancel {workflow}, which is queued? [y/N]" in answer.err
+    assert f"Cancel {workflow}, which is {state}? [y/N]" in answer.err
     assert queued(workflow) == ["post"]
     assert done("cancel", workflow, "--yes") == (
         f"{workflow} is cancelled; `retry` starts it again\n"
@@ -90,7 +100,7 @@ def test_fork_and_arrive_go_to_its_queue() -> None:
 
 def test_delete_leaves_nothing_of_it() -> None:
     answer = said("orders.db", "delete", "later-1", clock=now, terminal=True)
-    assert "Delete later-1, which is queued, and its 0 records? [y/N]" in answer.err
+    assert "Delete later-1, which is scheduled, and its 0 records? [y/N]" in answer.err
     for workflow, records in (("later-1", 0), ("ready-1", 0), ("record-1", 1)):
         told = json.loads(done("delete", workflow, "--yes", "--json"))
         assert told["records"] == records

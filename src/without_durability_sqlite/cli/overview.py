@@ -40,10 +40,14 @@ SELECT CAST(run.workflow AS BLOB) FROM workflow_run AS run
 JOIN workflow_claim AS claim ON claim.workflow = run.workflow
 WHERE run.state = 'ready' AND {ALIVE_UNTIL} > :now"""
 
-# The row of a queue that has been visible longest.
+# The row of a queue that has been visible longest; one that was made ready is, by whatever clock.
 OLDEST = """
-SELECT CAST(workflow AS BLOB), visible_at FROM workflow_queue
-WHERE namespace = :namespace AND visible_at <= :now ORDER BY visible_at LIMIT 1"""
+SELECT * FROM (
+    SELECT CAST(workflow AS BLOB), visible_at FROM workflow_queue
+    WHERE namespace = :namespace AND visible_at <= :now ORDER BY visible_at LIMIT 1)
+UNION ALL SELECT * FROM (
+    SELECT CAST(workflow AS BLOB), :now FROM workflow_queue
+    WHERE namespace = :namespace AND visible_at > :now AND taken_for = 0 LIMIT 1)"""
 
 FAILED = f"""
 SELECT CAST(workflow AS BLOB) FROM workflow_run WHERE state = 'failed' AND {FINISHED}

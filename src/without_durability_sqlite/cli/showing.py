@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from without_durability.explaining import in_words
 from without_durability.ledger import Status
-from without_durability.values import shown
 from without_durability_sqlite.rows import rows
 from without_durability_sqlite.statements import FROM_OUTSIDE
 
 from .contents import Stored, brief, one_line, stored
-from .moments import iso, many
+from .moments import iso
 from .ours import look_at
 from .refusals import DONE
 from .screen import STYLE_OF, Screen
@@ -87,9 +86,6 @@ def _cut(raw: bytes) -> Stored:
 
 
 def _head(screen: Screen, at: Known, now: datetime) -> list[str]:
-    if at.row is None and at.waiting is None:
-        has = many(at.records, "record")
-        return [f"{escaped(shown(at.workflow))} has {has}, and never arrived or started here.", ""]
     lines = [sentence(screen, at, now), ""]
     status = at.status
     if status is None:
@@ -150,7 +146,7 @@ def _error(screen: Screen, status: Status | None) -> list[str]:
 def _document(screen: Screen, at: Known, timeline: list[Record], now: datetime) -> dict[str, Any]:
     status = {"workflow": at.workflow} if at.status is None else facts(at.status)
     if at.waiting is not None:
-        status |= {"namespace": at.queue, "due": iso(at.waiting.visible_at)}
+        status |= {"namespace": at.queue, "state": None, "due": iso(at.due)}
     records = [
         {"key": record.key, "at": iso(record.at), "supplied": record.supplied}
         | record.content.facts()

@@ -15,7 +15,7 @@ from without_durability_sqlite import lookups
 from without_durability_sqlite.rows import rows
 
 from .contents import one_line
-from .moments import iso
+from .moments import iso, many
 from .refusals import Refused
 from .screen import Screen, as_json
 from .text import escaped, named
@@ -29,12 +29,14 @@ RECORDS = "SELECT count(*) FROM workflow_checkpoint WHERE workflow = :workflow"
 class Known(NamedTuple):
     """What a file knows of a workflow, all of it at one moment.
 
-    `row` is the ledger's; `waiting` is what is queued for a workflow that has none.
+    `row` is the ledger's; `waiting` is what is queued for a workflow that has none, and `due` when
+    that is looked at, if it lies ahead.
     """
 
     workflow: str
     row: lookups.Found | None
     waiting: Waiting | None
+    due: datetime | None
     records: int
 
     @property
@@ -44,7 +46,7 @@ class Known(NamedTuple):
 
     @property
     def anything(self) -> bool:
-        """Whether the file has ever heard of it."""
+        """Whether it has a row, a record or a wakeup."""
         return bool(self.row or self.waiting or self.records)
 
     @property
@@ -58,15 +60,18 @@ class Known(NamedTuple):
         """Where it stands, in a word or a few."""
         if self.status is not None:
             return shown_state(self.status)
-        return "known by its records alone" if self.waiting is None else "queued"
+        if self.waiting is None:
+            return "known by its records alone"
+        return "queued" if self.due is None else "scheduled"
 
 
 def known(connection: sqlite3.Connection, workflow: str, now: datetime) -> Known:
     """What is known of a workflow."""
     row = found(connection, workflow, now)
     waiting = None if row is not None else lookups.waiting(connection, workflow, now.timestamp())
+    due = None if waiting is None or waiting.taken else waiting.visible_at
     ((records,),) = rows(connection, RECORDS, {"workflow": workflow})
-    return Known(workflow, row, waiting, records)
+    return Known(workflow, row, waiting, due if due is not None and due > now else None, records)
 
 
 def unknown(workflow: str) -> Refused:
@@ -86,6 +91,9 @@ def shown_state(status: Status) -> str:
 
 def sentence(screen: Screen, at: Known, now: datetime) -> str:
     """Why it stands where it stands (L15)."""
+    if at.row is None and at.waiting is None and at.records:
+        has = many(at.records, "record")
+        return escaped(f"{shown(at.workflow)} has {has}, and never arrived or started here.")
     standing = at.waiting if at.row is None else at.row.standing
     said = escaped(explained(at.workflow, at.status, standing, now, screen.moment))
     lost = at.status is not None and unreadable(at.status)
