@@ -141,14 +141,12 @@ def fork(file: str, typed: Namespace, screen: Screen) -> int:
 
 def delete(file: str, typed: Namespace, screen: Screen) -> int:
     """Remove a workflow with its records and what is queued for it, in whatever queue."""
-    at = seen(file, screen, typed.workflow)
+    at = seen_before(file, screen, typed.workflow)
 
     def look(connection: sqlite3.Connection) -> list[str]:
         return _queues(connection, typed.workflow)
 
     queued = look_at(file, screen, look)
-    if not at.anything:
-        raise unknown(typed.workflow)
     workflow, own = screen.named(typed.workflow), at.queue
     elsewhere = _elsewhere(screen, queued, own)
     confirm(
