@@ -38,6 +38,7 @@ END;"""
 EXPECTED = re.compile(
     r"INFO |WARNING (the event loop was blocked|aclose waits for work)"
     r"|WARNING .*(lost its claim to its own budget|was cancelled and does not end)"
+    r"|WARNING .*was taken from that pass"
     r"|ERROR .* is parked after \d+ attempts"
     r"|WARNING .*(could not be renewed|the store refused|not handed back).*database is locked"
 )
