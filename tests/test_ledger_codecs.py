@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from without_durability_sqlite import (
 )
 
 NOW, MINUTE = timedelta(0), timedelta(minutes=1)
+Over = Callable[[Any], Any]
 
 
 class Refusing:
@@ -48,67 +50,66 @@ class Refusing:
         return JSON.decode(encoded)
 
 
-def in_memory(database: Database, clock: Clock, codec: Any = None) -> Any:
-    store: MemoryCheckpointer = MemoryCheckpointer(
-        codec=codec or Refusing(), clock=clock.seconds, now=clock.now
-    )
+def in_memory(database: Database, clock: Clock, codec: Any) -> Any:
+    store: MemoryCheckpointer = MemoryCheckpointer(codec=codec, clock=clock.seconds, now=clock.now)
     return MemoryDurable(store, MemoryScheduler(clock=clock.seconds))
 
 
-def in_a_file(database: Database, clock: Clock, codec: Any = None) -> Any:
-    return with_codec(database, codec or Refusing())
+def in_a_file(database: Database, clock: Clock, codec: Any) -> Any:
+    return with_codec(database, codec)
 
 
-each_store = pytest.mark.parametrize("made", [in_memory, in_a_file])
-Made = Callable[..., Any]
+@pytest.fixture(params=[in_memory, in_a_file])
+def over(request: pytest.FixtureRequest, database: Database, clock: Clock) -> Over:
+    """A durable of either kind over a codec."""
+    return partial(request.param, database, clock)
 
 
-@each_store
-async def test_a_reason_that_the_codec_refuses_is_lost_and_the_workflow_cancelled(
-    database: Database, clock: Clock, made: Made, caplog: pytest.LogCaptureFixture
-) -> None:
-    durable = made(database, clock)
+@pytest.fixture
+async def refusing(over: Over) -> Any:
+    """One in which "w" has arrived, under a codec that takes no detail."""
+    durable = over(Refusing())
     await durable.arrive("w", "k", 1)
-    assert await durable.cancel("w", "enough")
-    status = await durable.status("w")
+    return durable
+
+
+async def test_a_reason_that_the_codec_refuses_is_lost_and_the_workflow_cancelled(
+    refusing: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await refusing.cancel("w", "enough")
+    status = await refusing.status("w")
     assert (status.state, status.reason) == ("cancelled", "")
     assert "that workflow 'w' is cancelled is kept, and what goes with that cannot be stored" in (
         caplog.text
     )
 
 
-@each_store
 async def test_an_error_that_the_codec_refuses_is_lost_and_the_workflow_parked(
-    database: Database, clock: Clock, made: Made, caplog: pytest.LogCaptureFixture
+    refusing: Any, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    durable = made(database, clock)
-    await durable.arrive("w", "k", 1)
     for _ in range(2):
-        delivery = await durable.scheduler.next_ready(NOW)
-        started = await durable.start_pass(delivery, MINUTE, 1)
-        clock.advance(durable.scheduler.lease)
+        delivery = await refusing.scheduler.next_ready(NOW)
+        started = await refusing.start_pass(delivery, MINUTE, 1)
+        clock.advance(refusing.scheduler.lease)
     assert started.over == "parked"
-    status = await durable.status("w")
+    status = await refusing.status("w")
     assert (status.state, status.attempts, status.error) == ("failed", 1, None)
     assert "that workflow 'w' is failed is kept" in caplog.text
-    assert await durable.scheduler.next_ready(NOW) is None
+    assert await refusing.scheduler.next_ready(NOW) is None
 
 
-@each_store
 @pytest.mark.parametrize(
     "end",
     [ended(Blocked(frozenset({"k"}), frozenset())), raised(Failure("Closed", "at five"), None)],
     ids=lambda end: end.state,
 )
 async def test_a_detail_that_the_codec_refuses_keeps_no_pass_from_ending(
-    database: Database, clock: Clock, made: Made, end: Ended
+    refusing: Any, end: Ended
 ) -> None:
-    durable = made(database, clock)
-    await durable.arrive("w", "k", 1)
-    delivery = await durable.scheduler.next_ready(NOW)
-    started = await durable.start_pass(delivery, MINUTE)
-    assert await durable.end_pass(started.holder, delivery, end) == end.state
-    status = await durable.status("w")
+    delivery = await refusing.scheduler.next_ready(NOW)
+    started = await refusing.start_pass(delivery, MINUTE)
+    assert await refusing.end_pass(started.holder, delivery, end) == end.state
+    status = await refusing.status("w")
     assert (status.state, status.detail, status.running) == (end.state, None, False)
 
 
@@ -164,11 +165,8 @@ class Leaving(Refusing):
         return JSON.decode(encoded)
 
 
-@each_store
-async def test_a_codec_that_raises_anything_hides_no_workflow(
-    database: Database, clock: Clock, made: Made
-) -> None:
-    durable = made(database, clock, Leaving())
+async def test_a_codec_that_raises_anything_hides_no_workflow(over: Over) -> None:
+    durable = over(Leaving())
     await durable.arrive("w", "k", 1)
     assert await durable.cancel("w", "enough")
     await durable.arrive("v", "k", 1)

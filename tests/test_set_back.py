@@ -30,28 +30,27 @@ async def taken(queue: SqliteScheduler) -> Delivery:
     return delivery
 
 
-@pytest.mark.parametrize("ready", READIED.values(), ids=READIED)
-async def test_s11_what_was_made_ready_before_the_clock_was_set_back_is_found(
-    database: Database, clock: Clock, ready: Callable[[Any], Awaitable[object]]
-):
+@pytest.fixture(params=READIED.values(), ids=READIED)
+async def readied(request: pytest.FixtureRequest, database: Database, clock: Clock) -> Any:
+    """A durable in which "w" was made ready before the clock was set back."""
     durable = over_sqlite(database, clock).durable
-    await ready(durable)
+    await request.param(durable)
     clock.advance(-HOURS)
-    delivery = await durable.scheduler.next_ready(NOW)
+    return durable
+
+
+async def test_s11_what_was_made_ready_before_the_clock_was_set_back_is_found(readied: Any):
+    delivery = await readied.scheduler.next_ready(NOW)
     assert delivery is not None
     assert delivery.workflow == "w"
 
 
-@pytest.mark.parametrize("ready", READIED.values(), ids=READIED)
 async def test_l15_what_was_made_ready_before_the_clock_was_set_back_is_due_now_and_not_later(
-    database: Database, clock: Clock, ready: Callable[[Any], Awaitable[object]]
+    readied: Any,
 ):
-    durable = over_sqlite(database, clock).durable
-    await ready(durable)
-    clock.advance(-HOURS)
-    status = await durable.status("w")
+    status = await readied.status("w")
     assert status is None or (status.state, status.due) == ("ready", None)
-    assert "is queued in 'workflow'" in await durable.why("w")
+    assert "is queued in 'workflow'" in await readied.why("w")
 
 
 async def test_s11_a_now_of_the_schedulers_own_that_runs_a_little_ahead_makes_no_difference(

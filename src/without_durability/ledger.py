@@ -19,7 +19,7 @@ from .durations import check_duration
 from .interfaces import Effect, PassDurable
 from .outcomes import Blocked, Completed, Sleeping
 from .retrying import CAP, FACTOR, FIRST, JITTER, pause_after
-from .values import COMPLETED, PAGE, SWEPT, Ended, State, shown
+from .values import COMPLETED, PAGE, SWEPT, Ended, State, message_of, said, shown
 
 __all__ = [
     "FINISHED",
@@ -304,13 +304,8 @@ def ended(outcome: Completed[Any] | Sleeping | Blocked) -> Ended:
 def raised(failure: Failure, due: datetime | None) -> Ended:
     """A body's error: to be tried again when `due`, or parked where there is no such moment."""
     state: State = "ready" if due is not None else "failed"
-    return Ended(due, state, error_detail(failure))
-
-
-def error_detail(failure: Failure) -> dict[str, object]:
-    """An error as the detail of a state."""
     told = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
-    return {"error": told}
+    return Ended(due, state, {"error": told})
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -322,11 +317,8 @@ def failure_of(error: BaseException) -> Failure:
         frames = frames.tb_next  # the runner's own, above the body
 
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
-    try:
-        message = str.__str__(str(error))  # which may be a str of their own kind
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # somebody's own __str__
+    message = message_of(error)
+    if message is None:
         message = "(its message could not be made)"
     try:
         trace = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))
@@ -382,6 +374,16 @@ def kept(workflow: str, ended: Ended, encode: Callable[[object], Encoded]) -> En
     with suppress(TypeError, ValueError):
         return encode(unstored(value))
     return None
+
+
+def readable(read: Callable[[], object]) -> object:
+    """A detail, or why it cannot be read: one bad row is nobody else's harm."""
+    try:
+        return read()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return {"unreadable": said(error)}
 
 
 def outcome(status: Status) -> object:

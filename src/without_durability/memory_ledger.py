@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from .checks import (
@@ -30,9 +30,10 @@ from .ledger import (
     check_listing,
     check_states,
     due_of,
-    error_detail,
     kept,
     outcome,
+    raised,
+    readable,
     used_up,
 )
 from .memory import MemoryCheckpointer, MemoryScheduler, Stored, wake
@@ -46,11 +47,8 @@ from .values import (
     Entry,
     Pass,
     Started,
-    said,
     shown,
 )
-
-logger = logging.getLogger("without_durability.memory")
 
 NAMESPACE = "workflow"
 """The one queue of a memory store."""
@@ -140,8 +138,7 @@ class MemoryDurable:
             self.scheduler._answer(delivery, None)
             detail = run.detail
             if detail is None:
-                parked = Ended(state="failed", detail=error_detail(used_up(run.attempts)))
-                detail = self._kept(workflow, parked)
+                detail = self._kept(workflow, raised(used_up(run.attempts), None))
             self._put(workflow, now, "failed", detail, run.attempts)
             return Started(delivery, None, attempt=run.attempts, over="parked")
         before = run.attempts if run is not None and run.state != "failed" else 0
@@ -391,12 +388,7 @@ class MemoryDurable:
     def _status(self, run: MemoryRun) -> Status:
         detail = run.detail
         if detail is not None:
-            try:
-                detail = self.checkpointer.codec.decode(detail)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # one bad row is nobody else's harm
-                detail = {"unreadable": said(error)}
+            detail = readable(partial(self.checkpointer.codec.decode, detail))
         due = self.scheduler.sleeping.get(run.workflow)
         if run.state == "sleeping" and not self.scheduler._queued(run.workflow):
             due = due_of(detail)

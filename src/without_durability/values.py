@@ -140,14 +140,19 @@ def refuse_assignment(self: object, name: str, value: object) -> None:
     raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
-def said(error: BaseException) -> str:
-    """What an error says, or the name of its type where that is nothing or cannot be made."""
+def message_of(error: BaseException) -> str | None:
+    """What an error says; `None` where its own `__str__` stands in the way."""
     try:
-        return str.__str__(str(error)) or type(error).__name__
+        return str.__str__(str(error))  # which may be a str of their own kind
     except KeyboardInterrupt:
         raise
-    except BaseException:  # somebody's own __str__
-        return type(error).__name__
+    except BaseException:
+        return None
+
+
+def said(error: BaseException) -> str:
+    """What an error says, or the name of its type where that is nothing or cannot be made."""
+    return message_of(error) or type(error).__name__
 
 
 _SHORT = reprlib.Repr()

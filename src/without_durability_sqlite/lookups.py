@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from without_durability.checks import check_text
 from without_durability.codec import CheckpointCodec
 from without_durability.explaining import Standing, Waiting, explained
-from without_durability.ledger import STATES, Page, State, Status, check_listing, due_of
-from without_durability.values import said
+from without_durability.ledger import STATES, Page, State, Status, check_listing, due_of, readable
 
 from .rows import lenient, rows
 from .statements import ALIVE_UNTIL, ANY_QUEUE, FINISHED, HELD_UNTIL, TOO_LATE
@@ -203,12 +202,7 @@ def _status(codec: CheckpointCodec[str], row: tuple[Any, ...], now: float) -> St
     )
     detail: object = None
     if raw is not None:
-        try:
-            detail = codec.decode(raw.decode())
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            detail = {"unreadable": said(error)}
+        detail = readable(lambda: codec.decode(raw.decode()))
     running = state == "ready" and bool(claimed)
     ahead = visible_at is not None and visible_at > now and not row[10]
     due = moment_of(visible_at) if ahead else None

@@ -107,10 +107,9 @@ class Passes:
         self, cursor: StoreCursor, delivery: Delivery, spent: int, asked: dict[str, Any]
     ) -> None:
         """Its attempts are used up, by passes that did not live to say so."""
-        from without_durability.ledger import error_detail, used_up
+        from without_durability.ledger import raised, used_up
 
-        parked = Ended(state="failed", detail=error_detail(used_up(spent)))
-        detail = self.detail(delivery.workflow, parked)
+        detail = self.detail(delivery.workflow, raised(used_up(spent), None))
         cursor.execute(PARKED, asked | {"detail": detail})
         cursor.ended.append(delivery.workflow)
 

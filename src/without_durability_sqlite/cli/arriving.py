@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any, NamedTuple
 
-from without_durability.ledger import Status
 from without_durability.values import shown
 from without_durability_sqlite.store import SqliteDurable
 
@@ -14,34 +13,33 @@ from .contents import one_line
 from .refusals import DONE, REFUSED
 from .screen import Screen
 from .text import escaped
+from .workflows import Known
 
 
 class Before(NamedTuple):
-    """Where a workflow stood when something came for it, and the queue that it is ready in now."""
+    """What was known of a workflow as something came for it, and the queue it is ready in now."""
 
-    workflow: str
-    status: Status | None
-    known: bool
+    at: Known
     queue: str
 
     @property
     def stopped(self) -> bool:
         """Whether it was cancelled, and stays so (L2)."""
-        return self.status is not None and self.status.state == "cancelled"
+        return self.at.status is not None and self.at.status.state == "cancelled"
 
     @property
     def waiting(self) -> list[str]:
         """The keys that it waited for."""
-        return sorted(self.status.waiting) if self.status is not None else []
+        return sorted(self.at.status.waiting) if self.at.status is not None else []
 
     @property
     def listening(self) -> list[str]:
         """The steps at which it waited for a message."""
-        return sorted(self.status.listening) if self.status is not None else []
+        return sorted(self.at.status.listening) if self.at.status is not None else []
 
     def named(self, screen: Screen) -> str:
         """The id, and whether it was heard of before: a typo makes a new one."""
-        return screen.named(self.workflow) + ("" if self.known else " is new: it")
+        return screen.named(self.at.workflow) + ("" if self.at.anything else " is new: it")
 
     def became(self, screen: Screen, awaited: bool) -> str:
         """What it does now, and what it waits for where that was something else."""
@@ -57,9 +55,9 @@ class Before(NamedTuple):
     def document(self) -> dict[str, Any]:
         """The same for `--json`."""
         return {
-            "workflow": self.workflow,
+            "workflow": self.at.workflow,
             "namespace": self.queue,
-            "new": not self.known,
+            "new": not self.at.anything,
             "ready": not self.stopped,
             "waiting": self.waiting,
             "listening": self.listening,
@@ -68,8 +66,7 @@ class Before(NamedTuple):
 
 def _before(file: str, typed: Namespace, screen: Screen) -> Before:
     at = seen(file, screen, typed.workflow)
-    queue = at.queue if typed.namespace is None else typed.namespace
-    return Before(typed.workflow, at.status, at.anything, queue)
+    return Before(at, at.queue if typed.namespace is None else typed.namespace)
 
 
 def arrive(file: str, typed: Namespace, screen: Screen) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 
 from without_durability import Ended, Started
-from without_durability.ledger import error_detail, used_up
+from without_durability.ledger import raised, used_up
 
 from .breaking import Rows, breaks
 
@@ -48,7 +48,7 @@ class ParkedOverTheLastError(Rows):
     async def start_pass(self, delivery, budget, attempts=None):
         started = await super().start_pass(delivery, budget, attempts)
         if started.over == "parked":
-            detail = error_detail(used_up(started.attempt))
+            detail = raised(used_up(started.attempt), None).detail
             self.put(delivery.workflow, detail=self.checkpointer.codec.encode(detail))
         return started
 
